@@ -1,0 +1,367 @@
+/*
+ * The driver's face: start, devices, contexts.
+ */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <string.h>
+
+#include "driver_face.h"
+#include "sim.h"
+
+/* ---- codes in words --------------------------------------------------------------------------- */
+
+static const char *code_name(CUresult code)
+{
+    switch (code) {
+#define CODE_NAME(name, value)                                                                     \
+    case name:                                                                                     \
+        return #name;
+        CUDA_CODES(CODE_NAME)
+#undef CODE_NAME
+    }
+    return NULL;
+}
+
+CUresult cuGetErrorName(CUresult code, const char **name)
+{
+    if (name == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *name = code_name(code);
+    return *name == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult code, const char **text)
+{
+    return cuGetErrorName(code, text); /* the name says it well enough for a simulated device */
+}
+
+/* ---- start ------------------------------------------------------------------------------------ */
+
+CUresult cuInit(unsigned flags)
+{
+    CUresult code = sim_enter(FN_cuInit);
+    if (code == CUDA_SUCCESS && flags != 0) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS && sim.forked) {
+        code = CUDA_ERROR_NOT_INITIALIZED;
+    }
+    if (code == CUDA_SUCCESS && !sim.initialised) {
+        code = sim_cards_ready() > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+        sim.initialised = code == CUDA_SUCCESS;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+    CUresult code = sim_enter(FN_cuDriverGetVersion);
+    if (code == CUDA_SUCCESS && version == NULL) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS) {
+        *version = sim.driver_version;
+    }
+    return sim_leave(code);
+}
+
+/* ---- devices ---------------------------------------------------------------------------------- */
+
+static bool is_device(CUdevice device)
+{
+    return device >= 0 && device < sim.run->card_count;
+}
+
+/* Enter, and check a result pointer and a device. */
+static CUresult enter_device(function_id function, const void *result, CUdevice device)
+{
+    CUresult code = sim_enter(function);
+    if (code == CUDA_SUCCESS && result == NULL) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS && !is_device(device)) {
+        code = CUDA_ERROR_INVALID_DEVICE;
+    }
+    return code;
+}
+
+CUresult cuDeviceGetCount(int *count)
+{
+    CUresult code = enter_device(FN_cuDeviceGetCount, count, 0);
+    if (code == CUDA_SUCCESS) {
+        *count = sim.run->card_count;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    CUresult code = enter_device(FN_cuDeviceGet, device, ordinal);
+    if (code == CUDA_SUCCESS) {
+        *device = ordinal;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuDeviceGetName(char *name, int length, CUdevice device)
+{
+    CUresult code = enter_device(FN_cuDeviceGetName, name, device);
+    if (code == CUDA_SUCCESS && length <= 0) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS) {
+        snprintf(name, (size_t)length, "%s", sim.run->cards[device].name);
+    }
+    return sim_leave(code);
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+    CUresult code = enter_device(FN_cuDeviceGetUuid_v2, uuid, device);
+    if (code == CUDA_SUCCESS) {
+        memcpy(uuid->bytes, "ebbtide-sim-gpu", 16);
+        uuid->bytes[15] = (char)device;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    CUresult code = enter_device(FN_cuDeviceTotalMem_v2, bytes, device);
+    if (code == CUDA_SUCCESS) {
+        *bytes = sim.run->cards[device].memory;
+    }
+    return sim_leave(code);
+}
+
+static CUresult attribute_of(const ebbsim_card *card, int device, CUdevice_attribute attribute,
+                             int *value)
+{
+    switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        *value = card->multiprocessors;
+        break;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
+        *value = device + 1;
+        break;
+    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
+        *value = 3;
+        break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        *value = card->compute_major;
+        break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+        *value = card->compute_minor;
+        break;
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+        *value = card->vmm;
+        break;
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+        *value = card->vmm && card->exportable;
+        break;
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
+        *value = 1;
+        break;
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+        *value = 0;
+        break;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    CUresult code = enter_device(FN_cuDeviceGetAttribute, value, device);
+    if (code == CUDA_SUCCESS) {
+        code = attribute_of(&sim.run->cards[device], device, attribute, value);
+    }
+    return sim_leave(code);
+}
+
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
+{
+    CUresult code = enter_device(FN_cuDeviceCanAccessPeer, can, device);
+    if (code == CUDA_SUCCESS && !is_device(peer)) {
+        code = CUDA_ERROR_INVALID_DEVICE;
+    }
+    if (code == CUDA_SUCCESS) {
+        *can = device != peer && sim.run->cards[device].peer && sim.run->cards[peer].peer;
+    }
+    return sim_leave(code);
+}
+
+/* ---- contexts: one per device, the primary one ------------------------------------------------- */
+
+static context *context_of(CUcontext handle)
+{
+    context *c = (context *)(void *)handle;
+    return c >= sim.contexts && c < sim.contexts + SIM_MAX_CARDS ? c : NULL;
+}
+
+static CUresult activate(context *c, int device)
+{
+    CUresult code = sim_charge(device, sim.run->cards[device].context);
+    if (code != CUDA_SUCCESS) {
+        return code;
+    }
+    stream *s = sim_stream_new(device, false, 0);
+    if (s == NULL) {
+        sim_uncharge(device, sim.run->cards[device].context);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    sim.streams_alive--; /* nobody made it, nobody destroys it */
+    sim.next_stream_number--;
+    s->number = 0;
+    s->is_default = true;
+    memset(c, 0, sizeof *c);
+    c->device = device;
+    c->active = true;
+    c->default_stream = s;
+    return CUDA_SUCCESS;
+}
+
+static void deactivate(context *c)
+{
+    mark *m = sim_mark_context(c->device);
+    sim_mark_wait(m);
+    sim_mark_unref(m);
+    sim_stream_context_gone(c->device);
+    sim_memory_context_gone(c->device);
+    sim_host_context_gone(c->device);
+    sim_uncharge(c->device, sim.run->cards[c->device].context);
+    c->active = false;
+    c->default_stream = NULL;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
+{
+    CUresult code = enter_device(FN_cuDevicePrimaryCtxRetain, out, device);
+    if (code == CUDA_SUCCESS) {
+        context *c = &sim.contexts[device];
+        code = c->active ? CUDA_SUCCESS : activate(c, device);
+        if (code == CUDA_SUCCESS) {
+            c->retained++;
+            *out = (CUcontext)(void *)c;
+        }
+    }
+    return sim_leave(code);
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    CUresult code = enter_device(FN_cuDevicePrimaryCtxRelease_v2, &code, device);
+    if (code == CUDA_SUCCESS) {
+        context *c = &sim.contexts[device];
+        if (c->retained == 0) {
+            code = CUDA_ERROR_INVALID_CONTEXT;
+        } else if (--c->retained == 0) {
+            deactivate(c);
+        }
+    }
+    return sim_leave(code);
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+{
+    CUresult code = enter_device(FN_cuDevicePrimaryCtxGetState, flags, device);
+    if (code == CUDA_SUCCESS && active == NULL) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS) {
+        *flags = 0;
+        *active = sim.contexts[device].active;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext handle)
+{
+    CUresult code = sim_enter(FN_cuCtxPushCurrent_v2);
+    thread_state *t = sim_thread();
+    context *c = context_of(handle);
+    if (code == CUDA_SUCCESS && c == NULL) {
+        code = CUDA_ERROR_INVALID_CONTEXT;
+    }
+    if (code == CUDA_SUCCESS && t->depth == (int)(sizeof t->stack / sizeof *t->stack)) {
+        code = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (code == CUDA_SUCCESS) {
+        t->stack[t->depth++] = c;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *out)
+{
+    CUresult code = sim_enter(FN_cuCtxPopCurrent_v2);
+    thread_state *t = sim_thread();
+    if (code == CUDA_SUCCESS && t->depth == 0) {
+        code = CUDA_ERROR_INVALID_CONTEXT;
+    }
+    if (code == CUDA_SUCCESS) {
+        context *c = t->stack[--t->depth];
+        if (out != NULL) {
+            *out = (CUcontext)(void *)c;
+        }
+    }
+    return sim_leave(code);
+}
+
+CUresult cuCtxGetCurrent(CUcontext *out)
+{
+    CUresult code = sim_enter(FN_cuCtxGetCurrent);
+    if (code == CUDA_SUCCESS && out == NULL) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS) {
+        *out = (CUcontext)(void *)sim_current();
+    }
+    return sim_leave(code);
+}
+
+CUresult cuCtxSetCurrent(CUcontext handle)
+{
+    CUresult code = sim_enter(FN_cuCtxSetCurrent);
+    thread_state *t = sim_thread();
+    context *c = context_of(handle);
+    if (code == CUDA_SUCCESS && handle != NULL && c == NULL) {
+        code = CUDA_ERROR_INVALID_CONTEXT;
+    }
+    if (code == CUDA_SUCCESS && handle == NULL) {
+        t->depth -= t->depth > 0;
+    } else if (code == CUDA_SUCCESS) {
+        t->depth += t->depth == 0;
+        t->stack[t->depth - 1] = c;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuCtxGetDevice(CUdevice *device)
+{
+    CUresult code = sim_enter(FN_cuCtxGetDevice);
+    if (code == CUDA_SUCCESS && device == NULL) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS) {
+        *device = sim_current()->device;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuCtxSynchronize(void)
+{
+    CUresult code = sim_enter(FN_cuCtxSynchronize);
+    if (code == CUDA_SUCCESS) {
+        mark *m = sim_mark_context(sim_current()->device);
+        sim_mark_wait(m);
+        sim_mark_unref(m);
+    }
+    return sim_leave(code);
+}

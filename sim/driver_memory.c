@@ -1,0 +1,506 @@
+/*
+ * The driver's face: addresses, physical memory, host memory, copies.
+ */
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "driver_face.h"
+#include "sim.h"
+
+/* ---- how much --------------------------------------------------------------------------------- */
+
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+    CUresult code = sim_enter(FN_cuMemGetInfo_v2);
+    if (code == CUDA_SUCCESS && (free_bytes == NULL || total == NULL)) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS) {
+        int device = sim_current()->device;
+        uint64_t used = sim_card_used(device);
+        *total = sim.run->cards[device].memory;
+        *free_bytes = used < *total ? *total - used : 0;
+    }
+    return sim_leave(code);
+}
+
+/* ---- addresses -------------------------------------------------------------------------------- */
+
+static bool whole(uint64_t value)
+{
+    return value != 0 && value % SIM_GRANULARITY == 0;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
+                             unsigned long long flags)
+{
+    CUresult code = sim_enter(FN_cuMemAddressReserve);
+    if (code != CUDA_SUCCESS) {
+        return sim_leave(code);
+    }
+    if (address == NULL || !whole(size) || flags != 0 || (alignment & (alignment - 1)) != 0) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    if (size > (uint64_t)1 << 46 || alignment > (uint64_t)1 << 46) {
+        return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    uint64_t aligned = alignment < SIM_GRANULARITY ? SIM_GRANULARITY : alignment;
+    return sim_leave(sim_reserve(size, aligned, hint, address));
+}
+
+CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
+{
+    CUresult code = sim_enter(FN_cuMemAddressFree);
+    return sim_leave(code != CUDA_SUCCESS ? code : sim_unreserve(address, size));
+}
+
+/* ---- physical memory -------------------------------------------------------------------------- */
+
+static CUresult check_properties(const CUmemAllocationProp *p)
+{
+    if (p == NULL || p->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        p->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        (p->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (p->location.id < 0 || p->location.id >= sim.run->card_count) {
+        return CUDA_ERROR_INVALID_DEVICE;
+    }
+    const ebbsim_card *card = &sim.run->cards[p->location.id];
+    bool supported = card->vmm && (p->requestedHandleTypes == 0 || card->exportable);
+    return supported ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties,
+                                       int option)
+{
+    CUresult code = sim_enter(FN_cuMemGetAllocationGranularity);
+    if (code == CUDA_SUCCESS &&
+        (granularity == NULL || option < 0 || option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS && (code = check_properties(properties)) == CUDA_SUCCESS) {
+        *granularity = SIM_GRANULARITY;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                     const CUmemAllocationProp *properties, unsigned long long flags)
+{
+    CUresult code = sim_enter(FN_cuMemCreate);
+    if (code == CUDA_SUCCESS && (handle == NULL || flags != 0 || !whole(size))) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS) {
+        code = check_properties(properties);
+    }
+    frame *f = NULL;
+    if (code == CUDA_SUCCESS) {
+        code =
+            sim_frame_create(properties->location.id, size, properties->requestedHandleTypes, &f);
+    }
+    if (code == CUDA_SUCCESS && (code = sim_frame_handle(f, handle)) != CUDA_SUCCESS) {
+        sim_frame_release(f);
+    }
+    return sim_leave(code);
+}
+
+static frame *frame_of(CUmemGenericAllocationHandle handle)
+{
+    return sim_ids_get(&sim.handle_ids, handle);
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    CUresult code = sim_enter(FN_cuMemRelease);
+    if (code != CUDA_SUCCESS) {
+        return sim_leave(code);
+    }
+    frame *f = frame_of(handle);
+    if (f == NULL) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    sim_ids_drop(&sim.handle_ids, handle);
+    f->handles--;
+    sim_frame_release(f);
+    return sim_leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+    CUresult code = sim_enter(FN_cuMemRetainAllocationHandle);
+    if (code != CUDA_SUCCESS) {
+        return sim_leave(code);
+    }
+    const mapping *m = sim_mapping_at((uint64_t)(uintptr_t)address);
+    if (handle == NULL || m == NULL || m->reservation->allocation) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    return sim_leave(sim_frame_handle(m->frame, handle));
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
+                                                CUmemGenericAllocationHandle handle)
+{
+    CUresult code = sim_enter(FN_cuMemGetAllocationPropertiesFromHandle);
+    if (code != CUDA_SUCCESS) {
+        return sim_leave(code);
+    }
+    const frame *f = frame_of(handle);
+    if (properties == NULL || f == NULL) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    *properties =
+        (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                              .requestedHandleTypes = f->handle_types,
+                              .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = f->device}};
+    return sim_leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                      int type, unsigned long long flags)
+{
+    CUresult code = sim_enter(FN_cuMemExportToShareableHandle);
+    if (code != CUDA_SUCCESS) {
+        return sim_leave(code);
+    }
+    frame *f = frame_of(handle);
+    if (shareable == NULL || f == NULL || flags != 0 ||
+        type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (f->handle_types & type) == 0) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    return sim_leave(sim_frame_export(f, shareable));
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                        int type)
+{
+    CUresult code = sim_enter(FN_cuMemImportFromShareableHandle);
+    if (code != CUDA_SUCCESS) {
+        return sim_leave(code);
+    }
+    if (handle == NULL || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    frame *f = NULL;
+    code = sim_frame_import((int)(intptr_t)shareable, &f);
+    if (code == CUDA_SUCCESS && (code = sim_frame_handle(f, handle)) != CUDA_SUCCESS) {
+        sim_frame_release(f);
+    }
+    return sim_leave(code);
+}
+
+/* ---- mapping and access ----------------------------------------------------------------------- */
+
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+    CUresult code = sim_enter(FN_cuMemMap);
+    if (code != CUDA_SUCCESS) {
+        return sim_leave(code);
+    }
+    frame *f = frame_of(handle);
+    if (f == NULL || flags != 0 || offset != 0 || !whole(address) || !whole(size)) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    return sim_leave(sim_map(address, size, f));
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t size)
+{
+    CUresult code = sim_enter(FN_cuMemUnmap);
+    return sim_leave(code != CUDA_SUCCESS ? code : sim_unmap(address, size));
+}
+
+static CUresult check_access(const CUmemAccessDesc *access, size_t count)
+{
+    if (access == NULL || count == 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+            (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+             access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+             access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        if (access[i].location.id < 0 || access[i].location.id >= sim.run->card_count) {
+            return CUDA_ERROR_INVALID_DEVICE;
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+/* A device may have access to another's memory only if both are peers. */
+static CUresult check_peers(uint64_t address, size_t size, const CUmemAccessDesc *access,
+                            size_t count)
+{
+    for (uint64_t at = address; at < address + size;) {
+        const mapping *m = sim_mapping_at(at);
+        if (m == NULL) {
+            break;
+        }
+        for (size_t i = 0; i < count; i++) {
+            int owner = m->frame->device, user = access[i].location.id;
+            if (owner != user && (!sim.run->cards[owner].peer || !sim.run->cards[user].peer)) {
+                return CUDA_ERROR_INVALID_DEVICE;
+            }
+        }
+        at = m->node.end;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access,
+                        size_t count)
+{
+    CUresult code = sim_enter(FN_cuMemSetAccess);
+    if (code == CUDA_SUCCESS) {
+        code = check_access(access, count);
+    }
+    if (code == CUDA_SUCCESS) {
+        code = check_peers(address, size, access, count);
+    }
+    return sim_leave(code != CUDA_SUCCESS ? code : sim_set_access(address, size, access, count));
+}
+
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
+                        CUdeviceptr address)
+{
+    CUresult code = sim_enter(FN_cuMemGetAccess);
+    if (code != CUDA_SUCCESS) {
+        return sim_leave(code);
+    }
+    const mapping *m = sim_mapping_at(address);
+    if (flags == NULL || location == NULL || m == NULL || m->reservation->allocation ||
+        location->type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    if (location->id < 0 || location->id >= sim.run->card_count) {
+        return sim_leave(CUDA_ERROR_INVALID_DEVICE);
+    }
+    *flags = m->access[location->id];
+    return sim_leave(CUDA_SUCCESS);
+}
+
+/* ---- cuMemAlloc ------------------------------------------------------------------------------- */
+
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
+{
+    CUresult code = sim_enter(FN_cuMemAlloc_v2);
+    if (code == CUDA_SUCCESS && (address == NULL || size == 0)) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS && size > (uint64_t)1 << 46) {
+        code = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return sim_leave(code != CUDA_SUCCESS ? code : sim_alloc(sim_current()->device, size, address));
+}
+
+static void wait_for_everything(void)
+{
+    mark *m = sim_mark_context(sim_current()->device);
+    sim_mark_wait(m);
+    sim_mark_unref(m);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr address)
+{
+    CUresult code = sim_enter(FN_cuMemFree_v2);
+    if (code != CUDA_SUCCESS || address == 0) {
+        return sim_leave(code);
+    }
+    const mapping *m = sim_mapping_at(address);
+    if (m == NULL || !m->reservation->allocation || m->node.start != address) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    wait_for_everything(); /* programs rely on it */
+    return sim_leave(sim_free(address, "cuMemFree"));
+}
+
+/* ---- pointers --------------------------------------------------------------------------------- */
+
+static CUresult host_attribute(const host_block *b, CUpointer_attribute attribute,
+                               CUdeviceptr address, void *value)
+{
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+        *(void **)value = &sim.contexts[b->context];
+        break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *(unsigned *)value = CU_MEMORYTYPE_HOST;
+        break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        *(CUdeviceptr *)value = address;
+        break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *(int *)value = b->context;
+        break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        *(CUdeviceptr *)value = b->node.start;
+        break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        *(size_t *)value = b->node.end - b->node.start;
+        break;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        *(int *)value = 1;
+        break;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult device_attribute(const reservation *r, const mapping *m,
+                                 CUpointer_attribute attribute, CUdeviceptr address, void *value)
+{
+    int device = m != NULL ? m->frame->device : -1;
+    if (m == NULL && attribute != CU_POINTER_ATTRIBUTE_RANGE_START_ADDR &&
+        attribute != CU_POINTER_ATTRIBUTE_RANGE_SIZE && attribute != CU_POINTER_ATTRIBUTE_MAPPED) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+        *(void **)value = r->allocation ? &sim.contexts[device] : NULL;
+        break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *(unsigned *)value = CU_MEMORYTYPE_DEVICE;
+        break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        *(CUdeviceptr *)value = address;
+        break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *(int *)value = device;
+        break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        *(CUdeviceptr *)value = r->node.start;
+        break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        *(size_t *)value = r->node.end - r->node.start;
+        break;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        *(int *)value = m != NULL;
+        break;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr address)
+{
+    CUresult code = sim_enter(FN_cuPointerGetAttribute);
+    if (code != CUDA_SUCCESS) {
+        return sim_leave(code);
+    }
+    const host_block *b = sim_host_block_at(address);
+    const reservation *r = (const reservation *)sim_ranges_find(&sim.reservations, address);
+    if (value == NULL || (b == NULL && r == NULL)) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    return sim_leave(b != NULL
+                         ? host_attribute(b, attribute, address, value)
+                         : device_attribute(r, sim_mapping_at(address), attribute, address, value));
+}
+
+/* ---- host memory ------------------------------------------------------------------------------ */
+
+CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
+{
+    CUresult code = sim_enter(FN_cuMemHostAlloc);
+    if (code == CUDA_SUCCESS && (address == NULL || size == 0 || flags > 7)) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    return sim_leave(
+        code != CUDA_SUCCESS ? code : sim_host_alloc(sim_current()->device, size, flags, address));
+}
+
+CUresult cuMemFreeHost(void *address)
+{
+    CUresult code = sim_enter(FN_cuMemFreeHost);
+    if (code != CUDA_SUCCESS) {
+        return sim_leave(code);
+    }
+    return sim_leave(sim_host_free((uint64_t)(uintptr_t)address));
+}
+
+CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
+{
+    CUresult code = sim_enter(FN_cuMemHostRegister_v2);
+    if (code == CUDA_SUCCESS && (address == NULL || size == 0 || flags > 15)) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    return sim_leave(
+        code != CUDA_SUCCESS
+            ? code
+            : sim_host_register(sim_current()->device, (uint64_t)(uintptr_t)address, size, flags));
+}
+
+CUresult cuMemHostUnregister(void *address)
+{
+    CUresult code = sim_enter(FN_cuMemHostUnregister);
+    if (code == CUDA_SUCCESS && address == NULL) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    return sim_leave(code != CUDA_SUCCESS ? code
+                                          : sim_host_unregister((uint64_t)(uintptr_t)address));
+}
+
+/* ---- copies ----------------------------------------------------------------------------------- */
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream handle)
+{
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuMemcpyHtoDAsync_v2, handle, &code);
+    return sim_leave(s == NULL ? code
+                               : sim_copy("cuMemcpyHtoDAsync", s, to, SIM_STREAMS_DEVICE,
+                                          (uint64_t)(uintptr_t)from, SIM_HOST, size));
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream handle)
+{
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuMemcpyDtoHAsync_v2, handle, &code);
+    return sim_leave(s == NULL ? code
+                               : sim_copy("cuMemcpyDtoHAsync", s, (uint64_t)(uintptr_t)to, SIM_HOST,
+                                          from, SIM_STREAMS_DEVICE, size));
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream handle)
+{
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuMemcpyDtoDAsync_v2, handle, &code);
+    return sim_leave(s == NULL ? code
+                               : sim_copy("cuMemcpyDtoDAsync", s, to, SIM_STREAMS_DEVICE, from,
+                                          SIM_STREAMS_DEVICE, size));
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                           CUcontext from_context, size_t size, CUstream handle)
+{
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuMemcpyPeerAsync, handle, &code);
+    const context *target = (const context *)(void *)to_context;
+    const context *source = (const context *)(void *)from_context;
+    if (s == NULL || target == NULL || source == NULL) {
+        return sim_leave(s == NULL ? code : CUDA_ERROR_INVALID_CONTEXT);
+    }
+    return sim_leave(
+        sim_copy("cuMemcpyPeerAsync", s, to, target->device, from, source->device, size));
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream handle)
+{
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuMemsetD8Async, handle, &code);
+    return sim_leave(s == NULL ? code : sim_set("cuMemsetD8Async", s, to, value, count, 1));
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream handle)
+{
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuMemsetD32Async, handle, &code);
+    return sim_leave(s == NULL ? code : sim_set("cuMemsetD32Async", s, to, value, count, 4));
+}

@@ -1,0 +1,300 @@
+/*
+ * Who touched what: the last write of every byte of every frame and pinned host block, and the reads
+ * since, as far as the host has not observed them to be over.
+ *
+ * Kept by physical place, not by address, so that a frame that is mapped twice, or moves from one
+ * page to another, keeps its past. Per object a tree of pieces, each with one writer and at most one
+ * reader per stream (its latest): a new access races with an older one if and only if it is not
+ * ordered after the newest of that stream, so nothing else need be kept.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim.h"
+
+typedef struct piece {
+    range node; /* first; offsets in the object */
+    work *writer;
+    work **readers;
+    uint32_t reader_count, reader_room;
+} piece;
+
+static bool overlap(uint64_t a, uint64_t a_size, uint64_t b, uint64_t b_size)
+{
+    return a < b + b_size && b < a + a_size;
+}
+
+/* ---- pieces ----------------------------------------------------------------------------------- */
+
+static piece *piece_new(memory_object *object, uint64_t start, uint64_t end)
+{
+    piece *p = calloc(1, sizeof *p);
+    if (p == NULL) {
+        abort(); /* a simulator that forgets would call wrong programs right */
+    }
+    p->node.start = start;
+    p->node.end = end;
+    sim_ranges_insert(&object->pieces, &p->node);
+    sim.pieces++;
+    if (object->pieces.count == 1) { /* the first: from now on it is swept */
+        object->next = sim.objects;
+        object->previous = NULL;
+        if (sim.objects != NULL) {
+            sim.objects->previous = object;
+        }
+        sim.objects = object;
+    }
+    return p;
+}
+
+static void drop_readers(piece *p)
+{
+    for (uint32_t i = 0; i < p->reader_count; i++) {
+        sim_work_unref(p->readers[i]);
+    }
+    p->reader_count = 0;
+}
+
+static void piece_free(memory_object *object, piece *p)
+{
+    sim_ranges_remove(&object->pieces, &p->node);
+    sim.pieces--;
+    if (p->writer != NULL) {
+        sim_work_unref(p->writer);
+    }
+    drop_readers(p);
+    free(p->readers);
+    free(p);
+    if (object->pieces.count == 0) {
+        if (object->previous != NULL) {
+            object->previous->next = object->next;
+        } else {
+            sim.objects = object->next;
+        }
+        if (object->next != NULL) {
+            object->next->previous = object->previous;
+        }
+    }
+}
+
+static void add_reader(piece *p, work *w)
+{
+    for (uint32_t i = 0; i < p->reader_count; i++) {
+        if (p->readers[i]->slot == w->slot) {
+            /* The later read stands for both: what is ordered after it is so after the earlier. */
+            sim_work_unref(p->readers[i]);
+            p->readers[i] = w;
+            w->refs++;
+            return;
+        }
+    }
+    if (p->reader_count == p->reader_room) {
+        p->reader_room = p->reader_room == 0 ? 2 : p->reader_room * 2;
+        p->readers = realloc(p->readers, p->reader_room * sizeof(work *));
+        if (p->readers == NULL) {
+            abort();
+        }
+    }
+    p->readers[p->reader_count++] = w;
+    w->refs++;
+}
+
+/* Cut at `at`; returns the upper part. */
+static piece *cut(memory_object *object, piece *p, uint64_t at)
+{
+    uint64_t end = p->node.end;
+    p->node.end = at;
+    piece *upper = piece_new(object, at, end);
+    upper->writer = p->writer;
+    if (upper->writer != NULL) {
+        upper->writer->refs++;
+    }
+    for (uint32_t i = 0; i < p->reader_count; i++) {
+        add_reader(upper, p->readers[i]);
+    }
+    return upper;
+}
+
+/* Forget what the host knows to be over. true: nothing is left. */
+static bool forget_the_past(piece *p)
+{
+    if (p->writer != NULL && sim_observed(p->writer)) {
+        sim_work_unref(p->writer);
+        p->writer = NULL;
+    }
+    for (uint32_t i = 0; i < p->reader_count;) {
+        if (sim_observed(p->readers[i])) {
+            sim_work_unref(p->readers[i]);
+            p->readers[i] = p->readers[--p->reader_count];
+        } else {
+            i++;
+        }
+    }
+    return p->writer == NULL && p->reader_count == 0;
+}
+
+/* ---- a new access ----------------------------------------------------------------------------- */
+
+/* The state of one note: the work, the range as it named it, and whether all conflicts have run. */
+typedef struct note {
+    work *w;
+    const ebbsim_range *named;
+    const vclock *order;
+    bool clear;
+} note;
+
+static void meet(note *n, work *earlier)
+{
+    work *w = n->w;
+    if (earlier == w) {
+        return;
+    }
+    bool ordered =
+        earlier->slot == w->slot || earlier->sequence <= sim_vclock_get(n->order, earlier->slot);
+    if (!ordered && w->reported != earlier) {
+        w->reported = earlier;
+        sim_report_race(earlier, w, n->named);
+    }
+}
+
+/* What w is about to overwrite must be read, or written, first. */
+static void make_way(note *n, work *earlier)
+{
+    if (earlier != n->w && !n->w->now && n->w->effect != EFFECT_NONE) {
+        n->clear &= sim_run(earlier->slot, earlier->sequence);
+    }
+}
+
+static void meet_piece(note *n, piece *p)
+{
+    bool writes = (n->named->access & EBBSIM_WRITE) != 0;
+    forget_the_past(p);
+    if (p->writer != NULL) {
+        meet(n, p->writer);
+        if (writes) {
+            make_way(n, p->writer);
+        }
+    }
+    for (uint32_t i = 0; writes && i < p->reader_count; i++) {
+        meet(n, p->readers[i]);
+        make_way(n, p->readers[i]);
+    }
+}
+
+/* The piece that starts at `at` and ends at or before `end`: cut out, or made. */
+static piece *piece_at(memory_object *object, uint64_t at, uint64_t end)
+{
+    piece *p = (piece *)sim_ranges_after(&object->pieces, at);
+    if (p == NULL || p->node.start >= end) {
+        return piece_new(object, at, end);
+    }
+    if (p->node.start > at) {
+        return piece_new(object, at, p->node.start);
+    }
+    if (p->node.start < at) {
+        p = cut(object, p, at);
+    }
+    if (p->node.end > end) {
+        cut(object, p, end);
+    }
+    return p;
+}
+
+static void note_object(note *n, memory_object *object, uint64_t start, uint64_t end)
+{
+    bool writes = (n->named->access & EBBSIM_WRITE) != 0;
+    for (uint64_t at = start; at < end;) {
+        piece *p = piece_at(object, at, end);
+        at = p->node.end;
+        meet_piece(n, p);
+        if (writes) {
+            piece_free(object, p); /* one new piece takes the place of all */
+        } else {
+            add_reader(p, n->w);
+        }
+    }
+    if (writes) {
+        piece *p = piece_new(object, start, end);
+        p->writer = n->w;
+        n->w->refs++;
+    }
+}
+
+bool sim_history_note(work *w)
+{
+    note n = {.w = w, .order = &sim.streams[w->slot]->order, .clear = true};
+    for (size_t i = 0; i < w->range_count; i++) {
+        n.named = &w->ranges[i];
+        uint64_t at = n.named->address, end = at + n.named->bytes;
+        while (at < end) {
+            mapping *m = sim_mapping_at(at);
+            host_block *b = m == NULL ? sim_host_block_at(at) : NULL;
+            if (m == NULL && b == NULL) {
+                break; /* host memory that is not pinned: the call itself dealt with it */
+            }
+            const range *where = m != NULL ? &m->node : &b->node;
+            if (b != NULL && (n.named->access & EBBSIM_WRITE) != 0) {
+                sim_sources_settle(n.named->address, n.named->bytes);
+            }
+            uint64_t stop = where->end < end ? where->end : end;
+            note_object(&n, m != NULL ? &m->frame->object : &b->object, at - where->start,
+                        stop - where->start);
+            at = stop;
+        }
+    }
+    return n.clear;
+}
+
+/* ---- leaving ---------------------------------------------------------------------------------- */
+
+static bool touches(const work *w, uint64_t address, uint64_t size)
+{
+    for (size_t i = 0; i < w->range_count; i++) {
+        if (overlap(w->ranges[i].address, w->ranges[i].bytes, address, size)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void sim_history_leave(memory_object *object, const char *call, uint64_t address, uint64_t size)
+{
+    for (range *at = sim_ranges_after(&object->pieces, 0), *next; at != NULL; at = next) {
+        piece *p = (piece *)at;
+        next = sim_ranges_after(&object->pieces, at->end);
+        if (forget_the_past(p)) {
+            piece_free(object, p);
+            continue;
+        }
+        for (uint32_t i = 0; i <= p->reader_count; i++) {
+            work *w = i == p->reader_count ? p->writer : p->readers[i];
+            if (w == NULL || w->left || !touches(w, address, size)) {
+                continue;
+            }
+            w->left = true; /* once per work is enough */
+            sim_report_unmap(w, call, address, size);
+            sim_run(w->slot, w->sequence); /* or it would write through a hole */
+        }
+    }
+}
+
+void sim_history_forget(memory_object *object)
+{
+    while (object->pieces.root != NULL) {
+        piece_free(object, (piece *)object->pieces.root);
+    }
+}
+
+void sim_history_sweep(void)
+{
+    for (memory_object *object = sim.objects, *next_object; object != NULL; object = next_object) {
+        next_object = object->next;
+        for (range *at = sim_ranges_after(&object->pieces, 0), *next; at != NULL; at = next) {
+            next = sim_ranges_after(&object->pieces, at->end);
+            if (forget_the_past((piece *)at)) {
+                piece_free(object, (piece *)at);
+            }
+        }
+    }
+    sim.sweep_at = 1024 + 2 * sim.pieces; /* so that sweeping costs a constant per access */
+}

@@ -1,0 +1,115 @@
+/*
+ * Pinned host memory: allocated by the driver, or the program's own and registered.
+ */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "sim.h"
+
+host_block *sim_host_block_at(uint64_t address)
+{
+    return (host_block *)sim_ranges_find(&sim.host_blocks, address);
+}
+
+static host_block *add_block(uint64_t address, uint64_t size, int device, unsigned flags)
+{
+    host_block *b = calloc(1, sizeof *b);
+    if (b != NULL) {
+        b->node.start = address;
+        b->node.end = address + size;
+        b->context = device;
+        b->flags = flags;
+        sim_ranges_insert(&sim.host_blocks, &b->node);
+    }
+    return b;
+}
+
+static void drop_block(host_block *b)
+{
+    sim_history_forget(&b->object);
+    sim_ranges_remove(&sim.host_blocks, &b->node);
+    if (!b->registered) {
+        munmap((void *)(uintptr_t)b->node.start, b->mapped);
+    }
+    free(b);
+}
+
+CUresult sim_host_alloc(int device, uint64_t size, unsigned flags, void **address)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    if (size > (uint64_t)1 << 46) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    uint64_t rounded = (size + page - 1) / page * page;
+    void *at = mmap(NULL, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    host_block *b = add_block((uint64_t)(uintptr_t)at, size, device, flags);
+    if (b == NULL) {
+        munmap(at, rounded);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    b->mapped = rounded;
+    *address = at;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_host_free(uint64_t address)
+{
+    host_block *b = sim_host_block_at(address);
+    if (b == NULL || b->registered || b->node.start != address) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    sim_history_leave(&b->object, "cuMemFreeHost", address, b->node.end - address);
+    drop_block(b);
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_host_register(int device, uint64_t address, uint64_t size, unsigned flags)
+{
+    const range *there = sim_ranges_after(&sim.host_blocks, address);
+    if (there != NULL && there->start < address + size) {
+        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    }
+    host_block *b = add_block(address, size, device, flags);
+    if (b == NULL) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    b->registered = true;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_host_unregister(uint64_t address)
+{
+    host_block *b = sim_host_block_at(address);
+    if (b == NULL) {
+        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    }
+    if (!b->registered || b->node.start != address) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    sim_history_leave(&b->object, "cuMemHostUnregister", address, b->node.end - address);
+    drop_block(b);
+    return CUDA_SUCCESS;
+}
+
+void sim_host_context_gone(int device)
+{
+    for (range *at = sim_ranges_after(&sim.host_blocks, 0), *next; at != NULL; at = next) {
+        host_block *b = (host_block *)at;
+        next = sim_ranges_after(&sim.host_blocks, at->end);
+        if (b->context == device) {
+            drop_block(b);
+        }
+    }
+}
+
+void sim_host_reset(void)
+{
+    while (sim.host_blocks.root != NULL) {
+        drop_block((host_block *)sim.host_blocks.root);
+    }
+}

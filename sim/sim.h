@@ -1,0 +1,476 @@
+/*
+ * The simulated GPU, inside.
+ *
+ * One process-wide object, `sim`, under one mutex: a driver is a process-wide thing, and a simulator
+ * is read more often than it is raced against. What processes share (cards, use, the clock, events
+ * that travel) lies in a `struct run` in shared memory, under a mutex of its own, taken inside the
+ * first.
+ *
+ *    driver_*.c    the driver's face: arguments checked, codes as the H200's driver gives them
+ *        |
+ *    copy.c  capture.c    works are made of calls        memory.c  host.c    what is mapped where
+ *        |                                                   |
+ *    stream.c      queues, time, order, effects          history.c    who touched what; races
+ *        |                                                   |
+ *    run.c  ranges.c  table.c  hazard.c    cards and clock; a tree of ranges; entry; reports
+ *
+ * Three questions are kept apart, because mixing them up is how simulators lie:
+ *
+ *    when is a work over?       modelled time. settle() gives each queued entry its end.
+ *    what is it ordered after?  vector clocks. Each stream has a slot; its entries are numbered; a
+ *                               stream's clock holds, for each slot, the last entry that is ordered
+ *                               before whatever is queued next. Hazards are decided by this alone.
+ *    has it had its effect?     as late as the rules allow. sim_run() makes up for it.
+ *
+ * Invariants (checked by sim_check_locked):
+ *   S1  entries of a stream are settled in order and run in order.
+ *   S2  what the host has observed has been settled and run, and had ended by then.
+ *   S3  a frame lives while a handle or a mapping holds it; its bytes are charged exactly once.
+ *   S4  mappings lie inside reservations and do not overlap; so do history pieces in an object.
+ *   S5  bytes charged to this process are those of its frames, plus one context per active device.
+ */
+#ifndef EBB_SIM_H
+#define EBB_SIM_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+#include "ebbtide_sim.h"
+
+enum {
+    SIM_MAX_CARDS = 16,
+    SIM_MAX_PROCESSES = 64,
+    SIM_MAX_SHARED_FRAMES = 8192,
+    SIM_MAX_SHARED_EVENTS = 2048,
+    SIM_MAX_STREAMS = 4096,
+    SIM_QUEUE_LIMIT = 1024, /* entries of a stream that may wait for their effect, as on a GPU */
+};
+
+#define SIM_GRANULARITY ((uint64_t)2 << 20)
+
+/* ---- ranges.c: a balanced tree of address ranges that do not overlap ------------------------ */
+
+typedef struct range {
+    uint64_t start, end; /* [start, end) */
+    uint32_t weight;
+    struct range *left, *right;
+} range;
+
+typedef struct ranges {
+    range *root;
+    size_t count;
+} ranges;
+
+void sim_ranges_insert(ranges *set, range *node);             /* must not overlap any */
+void sim_ranges_remove(ranges *set, range *node);             /* must be in the set */
+range *sim_ranges_find(const ranges *set, uint64_t address);  /* the one that holds it, or NULL */
+range *sim_ranges_after(const ranges *set, uint64_t address); /* first with end > address */
+
+/* ---- ids: handles that are checked, so that a stale one is an error and not a crash ---------- */
+
+typedef struct ids {
+    void **objects;
+    uint32_t *generations;
+    uint32_t count, capacity, free_head;
+    uint32_t *next_free;
+    uint32_t tag; /* tells one kind of handle from another */
+} ids;
+
+uint64_t sim_ids_add(ids *table, void *object); /* 0: out of host memory */
+void *sim_ids_get(const ids *table, uint64_t id);
+void sim_ids_drop(ids *table, uint64_t id);
+void sim_ids_clear(ids *table);
+
+/* ---- run.c: what the processes of a run share ----------------------------------------------- */
+
+typedef struct shared_process {
+    int pid;
+    uint64_t started; /* the kernel's start time, so that a re-used pid is not mistaken */
+    uint64_t bytes[SIM_MAX_CARDS];
+} shared_process;
+
+/* A frame that was exported. Its bytes are charged here, once, while any process holds it. */
+typedef struct shared_frame {
+    uint64_t inode; /* of its memfd; 0: entry unused */
+    uint64_t bytes;
+    uint64_t holders; /* one bit per process */
+    int device;
+} shared_frame;
+
+typedef struct shared_event {
+    int owner;         /* process that made it */
+    int users;         /* events that stand for it, in all processes; entry unused when 0 */
+    uint64_t recorded; /* how often it was recorded */
+    uint64_t settled;  /* the last record whose end is known */
+    uint64_t end;      /* its end */
+} shared_event;
+
+typedef struct run {
+    uint64_t magic;
+    pthread_mutex_t mutex; /* robust, shared */
+    uint64_t began;        /* CLOCK_MONOTONIC, nanoseconds */
+    int clock_virtual;
+    _Atomic uint64_t virtual_now;
+    int card_count;
+    ebbsim_card cards[SIM_MAX_CARDS];
+    uint64_t foreign[SIM_MAX_CARDS];
+    shared_process processes[SIM_MAX_PROCESSES];
+    int frames_high; /* entries of frames[] ever used */
+    shared_frame frames[SIM_MAX_SHARED_FRAMES];
+    shared_event events[SIM_MAX_SHARED_EVENTS];
+} run;
+
+int sim_cards_ready(void); /* at cuInit: how many cards there are */
+bool sim_run_open(void);   /* joins or makes the run; idempotent. false: no memory for it */
+void sim_run_close(void);  /* this process's use returns */
+uint64_t sim_now(void);
+void sim_clock_add(uint64_t nanoseconds);   /* virtual clock only */
+void sim_clock_reach(uint64_t nanoseconds); /* virtual clock only: not before this */
+CUresult sim_charge(int device,
+                    uint64_t bytes); /* CUDA_ERROR_OUT_OF_MEMORY where it does not fit */
+void sim_uncharge(int device, uint64_t bytes);
+uint64_t sim_card_used(int device);                              /* by everybody */
+uint64_t sim_own_bytes(int device);                              /* charged to this process alone */
+int sim_share_frame(uint64_t inode, uint64_t bytes, int device); /* its index, -1: table full */
+int sim_find_shared_frame(uint64_t inode);                       /* and hold it; -1: no such */
+void sim_unshare_frame(int index);                               /* hold it no more */
+int sim_shared_event_new(void);                                  /* its index, -1: table full */
+bool sim_shared_event_hold(int index);                           /* false: no such */
+void sim_shared_event_release(int index);
+uint64_t sim_shared_event_record(int index); /* the number of the new record */
+uint64_t sim_shared_event_recorded(int index);
+
+/* ---- history.c: who touched what -------------------------------------------------------------*/
+
+typedef struct work work;
+
+/* Memory whose accesses are followed: a frame or a block of pinned host memory. */
+typedef struct memory_object {
+    ranges pieces;                         /* offsets in the object */
+    struct memory_object *next, *previous; /* all objects with a history */
+} memory_object;
+
+/* A work was queued: report its races, let what it will overwrite have its effect, remember what it
+   touches. false: a host function is in the way of some effect. */
+bool sim_history_note(work *w);
+/* Report, and run, unfinished work that touches [address, address + size) of the object. */
+void sim_history_leave(memory_object *object, const char *call, uint64_t address, uint64_t size);
+void sim_history_forget(memory_object *object);
+void sim_history_sweep(void); /* drop what the host has observed */
+
+/* ---- memory.c, host.c ----------------------------------------------------------------------- */
+
+typedef struct frame {
+    memory_object object; /* first */
+    uint64_t size;
+    int device;
+    int fd;
+    int handle_types;
+    int shared; /* index in run.frames, or -1 */
+    uint32_t handles, mappings;
+} frame;
+
+typedef struct reservation {
+    range node;      /* first */
+    bool allocation; /* made by cuMemAlloc */
+    int context;     /* for an allocation: device whose context owns it */
+} reservation;
+
+typedef struct mapping {
+    range node; /* first */
+    frame *frame;
+    reservation *reservation;
+    uint8_t access[SIM_MAX_CARDS];
+    bool touched; /* the frame is behind the address (access was given once) */
+} mapping;
+
+typedef struct host_block {
+    range node; /* first */
+    memory_object object;
+    bool registered; /* else allocated, */
+    uint64_t mapped; /* with this many bytes */
+    unsigned flags;
+    int context;
+} host_block;
+
+mapping *sim_mapping_at(uint64_t address);
+host_block *sim_host_block_at(uint64_t address);
+CUresult sim_reserve(uint64_t size, uint64_t alignment, uint64_t hint, CUdeviceptr *address);
+CUresult sim_unreserve(uint64_t address, uint64_t size);
+CUresult sim_frame_create(int device, uint64_t size, int handle_types, frame **out);
+CUresult sim_frame_handle(frame *f, CUmemGenericAllocationHandle *handle);
+CUresult sim_frame_export(frame *f, int *fd);
+CUresult sim_frame_import(int fd, frame **out);
+CUresult sim_map(uint64_t address, uint64_t size, frame *f);
+CUresult sim_unmap(uint64_t address, uint64_t size);
+CUresult sim_set_access(uint64_t address, uint64_t size, const CUmemAccessDesc *access,
+                        size_t count);
+CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address);
+CUresult sim_free(CUdeviceptr address, const char *call);
+void sim_frame_release(frame *f); /* if nothing holds it any more */
+void sim_memory_context_gone(int device);
+void sim_memory_reset(void);
+CUresult sim_host_alloc(int device, uint64_t size, unsigned flags, void **address);
+CUresult sim_host_free(uint64_t address);
+CUresult sim_host_register(int device, uint64_t address, uint64_t size, unsigned flags);
+CUresult sim_host_unregister(uint64_t address);
+void sim_host_context_gone(int device);
+void sim_host_reset(void);
+
+/* ---- stream.c: queues, time, order, effects ------------------------------------------------- */
+
+typedef struct vclock {
+    uint64_t *at; /* by slot */
+    uint32_t count;
+} vclock;
+
+/* A point in one or several streams: what an event stands for once it is recorded. */
+typedef struct mark {
+    int refs;
+    int pending;  /* streams that have not reached it yet (in modelled time) */
+    uint64_t end; /* when all have, if none is pending */
+    vclock order;
+    int shared; /* index in run.events of a travelling event, or -1 */
+    uint64_t shared_record;
+    bool foreign; /* of another process: settled when run.events says so */
+} mark;
+
+typedef enum entry_kind {
+    ENTRY_WORK,       /* effect: function, copy or memset */
+    ENTRY_RECORD,     /* a mark is reached */
+    ENTRY_WAIT,       /* for a mark */
+    ENTRY_WAIT_VALUE, /* for a word of memory */
+    ENTRY_HOST,       /* a function on the driver's thread */
+} entry_kind;
+
+typedef enum effect {
+    EFFECT_NONE,
+    EFFECT_COPY,
+    EFFECT_SET8,
+    EFFECT_SET32,
+    EFFECT_FUNCTION,
+} effect;
+
+typedef enum engine { ENGINE_NONE, ENGINE_COMPUTE, ENGINE_H2D, ENGINE_D2H, ENGINE_COUNT } engine;
+
+enum { WORK_INLINE_RANGES = 3 };
+
+struct work {
+    int refs;
+    entry_kind kind;
+    effect effect;
+    engine engine;
+    char call[64];
+    int device, stream_number;
+    uint32_t slot;
+    uint64_t sequence;
+    uint64_t when; /* queued */
+    long thread;
+    uint64_t duration, end;
+    double rate; /* copies: bytes a second when alone on the link; else 0 */
+    bool left;   /* memory it touches was taken away, and that was reported */
+    bool settled, ran, now, waited, host_started, host_done;
+    ebbsim_range *ranges;
+    ebbsim_range inline_ranges[WORK_INLINE_RANGES];
+    size_t range_count;
+    uint64_t to, from, bytes; /* EFFECT_COPY, EFFECT_SET*; ENTRY_WAIT_VALUE: from */
+    void *snapshot;           /* EFFECT_COPY from memory that was not pinned */
+    bool snapshot_wanted, source_pinned;
+    uint32_t value;
+    unsigned value_test; /* ENTRY_WAIT_VALUE: CU_STREAM_WAIT_VALUE_* */
+    void (*function)(void *);
+    void *data;
+    mark *mark;
+    bool check_source; /* compare `source_hash` once more when the host knows that it is over */
+    uint64_t source_hash;
+    const work *reported;    /* the last work a race with this one was reported for */
+    struct work *next;       /* in the stream's queue */
+    struct work *next_check; /* in the stream's list of sources to check */
+};
+
+typedef struct capture capture;
+
+typedef struct stream {
+    uint64_t id; /* handle; 0: slot unused */
+    int number;  /* for people */
+    uint32_t slot;
+    int device;
+    bool non_blocking, is_default, dead;
+    int priority;
+    uint64_t sequence; /* of the last entry */
+    vclock order;
+    uint64_t host_version; /* of sim.host that `order` knows */
+    uint64_t end;          /* of the last settled entry */
+    work *head, *tail;
+    work *to_settle, *to_run; /* first entry not settled, not run */
+    uint32_t waiting;         /* entries not run */
+    work *checks, *last_check;
+    capture *capture;
+    uint32_t capture_index; /* its place in the capture's own order */
+    uint64_t capture_sequence;
+    vclock capture_order;
+} stream;
+
+typedef struct context {
+    int device;
+    unsigned retained;
+    bool active;
+    CUresult lost; /* an illegal access happened: every call returns this */
+    stream *default_stream;
+    uint64_t engine_end[ENGINE_COUNT];
+} context;
+
+void sim_vclock_join(vclock *into, const vclock *from);
+void sim_vclock_set(vclock *clock, uint32_t slot, uint64_t value);
+uint64_t sim_vclock_get(const vclock *clock, uint32_t slot);
+
+void sim_vclock_reserve(vclock *clock, uint32_t count);
+
+stream *sim_stream_new(int device, bool non_blocking, int priority); /* NULL: no host memory */
+void sim_stream_retire(stream *s); /* destroyed: its work goes on */
+stream *sim_stream_get(CUstream handle, int device, CUresult *code);
+/* Enter a call that names a stream. NULL: return sim_leave(*code). */
+stream *sim_enter_stream(int function, CUstream handle, CUresult *code);
+void sim_stream_context_gone(int device);
+void sim_stream_reset(void);
+
+work *sim_work_new(entry_kind kind, const char *call);
+bool sim_work_ranges(work *w, const ebbsim_range *list, size_t count);
+void sim_work_unref(work *w);
+void sim_queue(stream *s, work *w); /* takes the reference */
+bool sim_observed(const work *w);
+
+mark *sim_mark_stream(stream *s, int shared); /* shared: index of a travelling event, or -1 */
+mark *sim_mark_context(int device);
+void sim_mark_ref(mark *m);
+void sim_mark_unref(mark *m);
+bool sim_mark_reached(mark *m); /* in modelled time */
+void sim_mark_observe(mark *m); /* the host knows */
+void sim_mark_wait(mark *m);    /* block until reached, then observe; drops the lock meanwhile */
+void sim_wait_mark(stream *s, mark *m); /* the stream waits, not the host */
+mark *sim_mark_foreign(int shared, uint64_t record_number);
+
+/* ---- progress.c ------------------------------------------------------------------------------ */
+
+bool sim_settle_stream(stream *s); /* true: something settled */
+void sim_settle(void);             /* all streams, as far as it goes */
+void sim_mark_refresh(mark *m);
+void sim_mark_reach(mark *m, uint64_t end);          /* by one stream */
+bool sim_run(uint32_t slot, uint64_t sequence);      /* false: a host function is in the way */
+void sim_wait_run(uint32_t slot, uint64_t sequence); /* waits for it; drops the lock meanwhile */
+void sim_observe(const vclock *order);               /* the host knows that all this is over */
+bool sim_stream_idle(stream *s);                     /* and the host knows */
+void sim_helper_start(void); /* the driver's own thread: host functions, words written */
+
+/* ---- copy.c --------------------------------------------------------------------------------- */
+
+CUresult sim_copy(const char *call, stream *s, uint64_t to, int to_device, uint64_t from,
+                  int from_device, uint64_t bytes);
+CUresult sim_set(const char *call, stream *s, uint64_t to, uint32_t value, uint64_t count,
+                 unsigned width);
+void sim_effect(work *w);
+void sim_source_check(work *w);
+void sim_sources_settle(uint64_t address, uint64_t bytes);
+CUresult sim_word(const char *call, stream *s, uint64_t address, uint32_t value, int test);
+CUresult sim_host_function(stream *s, CUhostFn function, void *data);
+CUresult sim_work_again(stream *s, const work *captured);
+enum { SIM_HOST = -1, SIM_STREAMS_DEVICE = -2 };
+
+/* ---- capture.c ------------------------------------------------------------------------------ */
+
+typedef struct event {
+    uint64_t id;
+    unsigned flags;
+    int device;           /* whose context made it */
+    mark *mark;           /* NULL: never recorded */
+    capture *captured_in; /* recorded on a capturing stream, and that capture still is open */
+    bool captured;        /* recorded on a capturing stream: useless as a fence ever after */
+    vclock captured_order;
+    int shared; /* index in run.events of one that travels, or -1 */
+} event;
+
+void sim_events_reset(void);    /* driver_stream.c */
+bool sim_capture_forbids(void); /* an unsafe call now: invalidates what it must. true: code 900 */
+CUresult sim_capture_add(stream *s, work *w); /* takes the reference */
+CUresult sim_capture_record(stream *s, event *e);
+CUresult sim_capture_wait(stream *s, event *e);
+void sim_capture_invalidate(capture *c);
+void sim_capture_invalidate_all(int device);
+bool sim_capture_any(int device);
+void sim_capture_event_gone(event *e);
+void sim_capture_stream_gone(stream *s);
+void sim_capture_reset(void);
+CUresult sim_capture_check(stream *s);          /* 901 if the stream's capture is dead */
+CUresult sim_capture_check_implicit(stream *s); /* 906: the default stream beside a capture */
+uint64_t sim_capture_count(void);
+
+/* ---- table.c: entry and exit of every call; failures ---------------------------------------- */
+
+/* X(name, since, symbol, nanoseconds, needs): every function the simulated driver has. */
+#include "functions.h"
+
+typedef enum function_id {
+#define SIM_FUNCTION_ID(name, since, symbol, cost, needs) FN_##symbol,
+    SIM_FUNCTIONS(SIM_FUNCTION_ID)
+#undef SIM_FUNCTION_ID
+        FN_COUNT
+} function_id;
+
+/* Takes the lock. A code other than 0 means: return sim_leave(code) and do nothing. */
+CUresult sim_enter(function_id function);
+CUresult sim_leave(CUresult code);
+const char *sim_function_name(function_id function);
+
+/* ---- hazard.c ------------------------------------------------------------------------------- */
+
+void sim_report_race(const work *first, const work *second, const ebbsim_range *where);
+void sim_report_unmap(const work *first, const char *call, uint64_t address, uint64_t size);
+void sim_report_source(const work *w);
+void sim_report_access(const work *w, uint64_t address, int owner, bool mapped);
+void sim_hazards_reset(void);
+
+/* ---- the process's driver ------------------------------------------------------------------- */
+
+typedef struct simulator {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* something settled, a host function ended */
+    run *run;
+    int run_fd;
+    int process; /* index in run->processes */
+    bool opened, initialised, forked;
+    int driver_version;
+    context contexts[SIM_MAX_CARDS];
+    stream *streams[SIM_MAX_STREAMS];
+    uint32_t slots;     /* streams ever in use at once */
+    uint64_t unsettled; /* entries that have no end yet */
+    vclock host;        /* what the host has observed */
+    uint64_t host_version;
+    ids stream_ids, event_ids, handle_ids, graph_ids;
+    ranges reservations, mappings, host_blocks;
+    frame *shared_frames[SIM_MAX_SHARED_FRAMES]; /* by index in run->frames: those we hold */
+    memory_object *objects;                      /* those with a history */
+    uint64_t pieces, sweep_at;
+    uint64_t frames, frame_bytes, mapped_bytes, reserved_bytes, allocations, works;
+    uint64_t streams_alive;
+    int next_stream_number;
+    bool helper_running;
+} simulator;
+
+extern simulator sim;
+
+/* The calling thread's stack of contexts and capture mode, as the driver keeps it. */
+typedef struct thread_state {
+    context *stack[16];
+    int depth;
+    int mode; /* CUstreamCaptureMode */
+    long number;
+} thread_state;
+
+thread_state *sim_thread(void);
+context *sim_current(void); /* NULL: none */
+long sim_thread_number(void);
+
+#endif
