@@ -302,7 +302,7 @@ static bool kernel_may_touch(const work *w)
         uint64_t forbidden =
             first_forbidden(r->address, r->bytes, w->device, r->access & EBBSIM_WRITE, &m);
         if (forbidden != r->address + r->bytes) {
-            sim_report_access(w, forbidden, m == NULL ? -1 : m->frame->device, m != NULL);
+            sim_report_access(w, forbidden, m == NULL ? -1 : m->frame->device);
             return false;
         }
     }

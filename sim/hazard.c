@@ -104,17 +104,19 @@ __attribute__((format(printf, 2, 3))) static void file(ebbsim_hazard *hazard, co
 
 /* ---- the kinds -------------------------------------------------------------------------------- */
 
-void sim_report_race(const work *first, const work *second, const ebbsim_range *where)
+void sim_report_race(const work *first, const ebbsim_range *there, const work *second,
+                     const ebbsim_range *where)
 {
     ebbsim_hazard h = {.kind = EBBSIM_HAZARD_RACE,
-                       .first = side_of(first, meeting(first, where->address, where->bytes)),
+                       .first = side_of(first, there),
                        .second = side_of(second, where)};
     char a[256], b[256], place[64];
     describe(a, sizeof a, &h.first, h.first.writes ? "writes" : "reads");
     describe(b, sizeof b, &h.second, h.second.writes ? "writes" : "reads");
     describe_place(place, sizeof place, h.first.device, h.first.stream);
     file(&h,
-         "race: %s, and is not ordered after %s. Record an event %s behind the first and let the "
+         "race: %s, and is not ordered after what %s. Record an event %s behind the first and let "
+         "the "
          "second's stream wait for it, or synchronise in between.",
          b, a, place);
 }
@@ -148,22 +150,25 @@ void sim_report_source(const work *w)
         a);
 }
 
-void sim_report_access(const work *w, uint64_t address, int owner, bool mapped)
+void sim_report_access(const work *w, uint64_t address, int owner)
 {
-    ebbsim_hazard h = {
-        .kind = mapped ? EBBSIM_HAZARD_ACCESS : EBBSIM_HAZARD_UNMAPPED,
-        .first = side_of_host(owner >= 0 ? "memory of a device" : "no memory", address, 0),
-        .second = side_of(w, meeting(w, address, 1))};
+    char what[64] = "nothing";
+    if (owner >= 0) {
+        snprintf(what, sizeof what, "memory of device %d", owner);
+    }
+    ebbsim_hazard h = {.kind = owner >= 0 ? EBBSIM_HAZARD_ACCESS : EBBSIM_HAZARD_UNMAPPED,
+                       .first = side_of_host(what, address, 0),
+                       .second = side_of(w, meeting(w, address, 1))};
     h.first.device = owner;
     char b[256];
     describe(b, sizeof b, &h.second, h.second.writes ? "writes" : "reads");
-    if (mapped) {
+    if (owner >= 0) {
         file(&h,
-             "no access: %s, but 0x%" PRIx64 " is memory of device %d that device %d has no such "
-             "access to. Give it with cuMemSetAccess.",
-             b, address, owner, w->device);
+             "no access: %s, but 0x%" PRIx64 " is %s, and device %d has no such access to it. Give "
+             "it with cuMemSetAccess.",
+             b, address, what, w->device);
     } else {
-        file(&h, "not mapped: %s, but nothing is mapped at 0x%" PRIx64 ".", b, address);
+        file(&h, "not mapped: %s, but %s is mapped at 0x%" PRIx64 ".", b, what, address);
     }
 }
 

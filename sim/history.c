@@ -140,8 +140,29 @@ typedef struct note {
     work *w;
     const ebbsim_range *named;
     const vclock *order;
+    const memory_object *object;
     bool clear;
 } note;
+
+/* The range by which an earlier work touched the same object, as it named it: by another address,
+   where the frame has moved or is mapped twice. */
+static const ebbsim_range *range_in(const work *earlier, const note *n)
+{
+    const ebbsim_range *best = &earlier->ranges[0];
+    for (size_t i = 0; i < earlier->range_count; i++) {
+        const ebbsim_range *r = &earlier->ranges[i];
+        const mapping *m = sim_mapping_at(r->address);
+        const host_block *b = sim_host_block_at(r->address);
+        bool same =
+            (m != NULL && &m->frame->object == n->object) || (b != NULL && &b->object == n->object);
+        bool likely = m == NULL && b == NULL; /* unmapped since then */
+        if (same) {
+            return r;
+        }
+        best = likely ? r : best;
+    }
+    return best;
+}
 
 static void meet(note *n, work *earlier)
 {
@@ -153,7 +174,7 @@ static void meet(note *n, work *earlier)
         earlier->slot == w->slot || earlier->sequence <= sim_vclock_get(n->order, earlier->slot);
     if (!ordered && w->reported != earlier) {
         w->reported = earlier;
-        sim_report_race(earlier, w, n->named);
+        sim_report_race(earlier, range_in(earlier, n), w, n->named);
     }
 }
 
@@ -203,6 +224,7 @@ static piece *piece_at(memory_object *object, uint64_t at, uint64_t end)
 static void note_object(note *n, memory_object *object, uint64_t start, uint64_t end)
 {
     bool writes = (n->named->access & EBBSIM_WRITE) != 0;
+    n->object = object;
     for (uint64_t at = start; at < end;) {
         piece *p = piece_at(object, at, end);
         at = p->node.end;

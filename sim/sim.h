@@ -426,10 +426,12 @@ const char *sim_function_name(function_id function);
 
 /* ---- hazard.c ------------------------------------------------------------------------------- */
 
-void sim_report_race(const work *first, const work *second, const ebbsim_range *where);
+/* Two works, and how each named the memory. */
+void sim_report_race(const work *first, const ebbsim_range *there, const work *second,
+                     const ebbsim_range *where);
 void sim_report_unmap(const work *first, const char *call, uint64_t address, uint64_t size);
 void sim_report_source(const work *w);
-void sim_report_access(const work *w, uint64_t address, int owner, bool mapped);
+void sim_report_access(const work *w, uint64_t address, int owner); /* owner -1: not mapped */
 void sim_hazards_reset(void);
 
 /* ---- the process's driver ------------------------------------------------------------------- */
