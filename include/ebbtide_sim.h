@@ -20,7 +20,7 @@
  *
  * Environment (read when the first function is called):
  *   EBBTIDE_SIM          the cards, when no program adds them: "8GiB", or a list of
- *                        memory=8GiB devices=2 clock=virtual peer=0 context=64MiB, separated by commas
+ *                        memory=8GiB devices=2 clock=virtual peer=0 context=64MiB, by commas
  *   EBBTIDE_SIM_RUN      a file that holds the cards' state, shared by the processes that name it.
  *                        Made if it does not exist. Unset: the cards belong to this process alone.
  *   EBBTIDE_SIM_HAZARD   what happens at a hazard: print (on stderr; the default), quiet, abort
@@ -117,7 +117,7 @@ typedef struct ebbsim_work {
     const char *name;           /* for reports; copied (63 characters) */
     const ebbsim_range *ranges; /* what it touches */
     size_t range_count;
-    uint64_t nanoseconds; /* how long it takes; 0: latency + max(bytes / memory_rate, flops / rate) */
+    uint64_t nanoseconds; /* how long it takes; 0: latency + max(bytes / memory_rate, flops/rate) */
     double flops;
     void (*function)(void *data); /* its effect, late; NULL: none. It must not call the driver */
     void *data;
@@ -136,7 +136,7 @@ EBBSIM_API int ebbsim_launch(const ebbsim_work *work, void *stream);
 /* ---- failures ------------------------------------------------------------------------------- */
 
 /* Make the nth call from now (1: the next) of `function`, or of any function if NULL, return `code`
-   and do nothing else. Several may wait at once. 0, or CUDA_ERROR_NOT_FOUND for no such function. */
+   and do nothing else. Several may wait at once. 0, or CUDA_ERROR_NOT_FOUND: no such function. */
 EBBSIM_API int ebbsim_fail(const char *function, unsigned long nth, int code);
 
 /* How many planned failures have happened; forget those that have not. */
@@ -151,7 +151,7 @@ EBBSIM_API unsigned long ebbsim_calls(const char *function);
 typedef enum ebbsim_kind {
     EBBSIM_HAZARD_RACE,     /* two works on the same memory, unordered, one of them writing */
     EBBSIM_HAZARD_UNMAP,    /* memory was unmapped, freed or unregistered under unfinished work */
-    EBBSIM_HAZARD_SOURCE,   /* the host changed a copy's source before it could know the copy over */
+    EBBSIM_HAZARD_SOURCE,   /* the host changed a copy's source before it could know it over */
     EBBSIM_HAZARD_ACCESS,   /* work touches memory its device has no access to */
     EBBSIM_HAZARD_UNMAPPED, /* work touches memory that is not mapped */
 } ebbsim_kind;

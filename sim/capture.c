@@ -48,7 +48,7 @@ uint64_t sim_capture_count(void)
 bool sim_capture_any(int device)
 {
     for (const capture *c = captures; c != NULL; c = c->next) {
-        if (c->device == device && !c->invalid) {
+        if (c->device == device) {
             return true;
         }
     }
@@ -78,7 +78,7 @@ bool sim_capture_forbids(void)
         bool mine = c->thread == me && c->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
         bool everybodys =
             c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
-        if (!c->invalid && (mine || everybodys)) {
+        if (mine || everybodys) {
             c->invalid = true;
             forbidden = true;
         }
@@ -86,24 +86,24 @@ bool sim_capture_forbids(void)
     return forbidden;
 }
 
-CUresult sim_capture_check(stream *s)
-{
-    return s->capture != NULL && s->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-                                                     : CUDA_SUCCESS;
-}
-
-CUresult sim_capture_check_implicit(stream *s)
+/* The default stream waits for blocking streams, and a capturing one cannot be waited for. */
+static CUresult implicit(const stream *s, bool kill)
 {
     CUresult code = CUDA_SUCCESS;
     for (uint32_t i = 0; s->is_default && captures != NULL && i < sim.slots; i++) {
         const stream *other = sim.streams[i];
         if (other->capture != NULL && !other->non_blocking && other->device == s->device &&
             !other->capture->invalid) {
-            other->capture->invalid = true;
+            other->capture->invalid = kill;
             code = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         }
     }
     return code;
+}
+
+CUresult sim_capture_check_implicit(stream *s)
+{
+    return implicit(s, true);
 }
 
 /* ---- members ---------------------------------------------------------------------------------- */
@@ -121,13 +121,6 @@ static void leave_capture(stream *s)
     s->capture = NULL;
     free(s->capture_order.at);
     memset(&s->capture_order, 0, sizeof s->capture_order);
-}
-
-/* A step of a capturing stream: what it does next is ordered after it. */
-static void advance(stream *s)
-{
-    s->capture_sequence++;
-    sim_vclock_set(&s->capture_order, s->capture_index, s->capture_sequence);
 }
 
 CUresult sim_capture_add(stream *s, work *w)
@@ -148,7 +141,7 @@ CUresult sim_capture_add(stream *s, work *w)
         c->node_room = room;
     }
     c->nodes[c->node_count++] = w;
-    advance(s);
+    sim_vclock_set(&s->capture_order, s->capture_index, ++s->capture_sequence);
     return CUDA_SUCCESS;
 }
 
@@ -177,7 +170,7 @@ CUresult sim_capture_wait(stream *s, event *e)
     }
     if (of == NULL) { /* a capturing stream must not depend on what is outside */
         c->invalid = true;
-        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+        return e->captured ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
     if (c != NULL && c != of) {
         c->invalid = of->invalid = true;
@@ -186,12 +179,11 @@ CUresult sim_capture_wait(stream *s, event *e)
     if (c == NULL) {
         if (s->is_default) {
             of->invalid = true;
-            return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+            return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         }
         join_capture(s, of);
     }
     sim_vclock_join(&s->capture_order, &e->captured_order);
-    advance(s);
     return CUDA_SUCCESS;
 }
 
@@ -223,7 +215,7 @@ static void close_capture(capture *c)
     free(c);
 }
 
-/* Every other stream that joined has been waited for by the origin. */
+/* Every node of the other streams that joined has been waited for by the origin. */
 static bool all_joined(const capture *c)
 {
     for (uint32_t i = 0; i < sim.slots; i++) {
@@ -286,14 +278,15 @@ static CUresult end(stream *s, CUgraph *out)
         c->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     }
-    if (c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && c->thread != sim_thread_number()) {
-        return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    }
-    CUresult code = c->invalid       ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    bool stranger = c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && c->thread != sim_thread_number();
+    CUresult code = stranger         ? CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
+                    : c->invalid     ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                     : !all_joined(c) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
                                      : CUDA_SUCCESS;
-    *out = NULL;
-    if (code == CUDA_SUCCESS) {
+    if (out != NULL) {
+        *out = NULL;
+    }
+    if (code == CUDA_SUCCESS && out != NULL) {
         const graph *g = graph_of(c->nodes, c->node_count, false);
         code = g == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
         *out = g == NULL ? NULL : (CUgraph)(uintptr_t)g->id;
@@ -352,7 +345,7 @@ CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
     if ((unsigned)mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    stream *s = sim_stream_get(handle, sim_current()->device, &code);
+    stream *s = sim_stream_get(handle, &code);
     return sim_leave(s == NULL ? code : begin(s, mode));
 }
 
@@ -362,10 +355,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
     }
-    if (out == NULL) {
-        return sim_leave(CUDA_ERROR_INVALID_VALUE);
-    }
-    stream *s = sim_stream_get(handle, sim_current()->device, &code);
+    stream *s = sim_stream_get(handle, &code);
     return sim_leave(s == NULL ? code : end(s, out));
 }
 
@@ -378,9 +368,9 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
     if (status == NULL) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    stream *s = sim_stream_get(handle, sim_current()->device, &code);
+    stream *s = sim_stream_get(handle, &code);
     if (s != NULL) {
-        code = s->is_default ? sim_capture_check_implicit(s) : CUDA_SUCCESS;
+        code = implicit(s, false);
         *status = s->capture == NULL    ? CU_STREAM_CAPTURE_STATUS_NONE
                   : s->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                         : CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -431,9 +421,13 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
         return sim_leave(code);
     }
     const graph *g = graph_get(handle, true);
-    stream *s = sim_stream_get(stream_handle, sim_current()->device, &code);
+    stream *s = sim_stream_get(stream_handle, &code);
     if (g == NULL || s == NULL) {
         return sim_leave(g == NULL ? CUDA_ERROR_INVALID_VALUE : code);
+    }
+    if (s->capture != NULL) {
+        s->capture->invalid = true;
+        return sim_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
     for (size_t i = 0; i < g->node_count && code == CUDA_SUCCESS; i++) {
         code = sim_work_again(s, g->nodes[i]);

@@ -40,9 +40,9 @@ static place locate(uint64_t address, uint64_t bytes, int device, int access)
     if (m == NULL) {
         return sim_ranges_find(&sim.reservations, address) != NULL ? PLACE_NOWHERE : PLACE_PAGEABLE;
     }
-    if (m->reservation
-            ->allocation) { /* cuMemAlloc: reached from every context, through the driver */
-        return address + bytes <= m->node.end ? PLACE_DEVICE : PLACE_NOWHERE;
+    if (m->chunk) { /* cuMemAlloc: reached from every context, through the driver */
+        const allocation *a = sim_allocation_at(address);
+        return a != NULL && address + bytes <= a->node.end ? PLACE_DEVICE : PLACE_NOWHERE;
     }
     uint64_t forbidden = first_forbidden(address, bytes, device, access, &m);
     return forbidden == address + bytes ? PLACE_DEVICE : PLACE_NOWHERE;
@@ -66,6 +66,13 @@ static uint64_t hash(const void *data, uint64_t bytes)
         lanes[0] = (lanes[0] ^ *at) * 0x100000001B3u;
     }
     return lanes[0] ^ lanes[1] * 3 ^ lanes[2] * 5 ^ lanes[3] * 7;
+}
+
+/* What a pinned source holds when its copy is queued, and what was to be written there has been. */
+void sim_source_remember(work *w)
+{
+    w->source_hash = hash((const void *)(uintptr_t)w->from, w->bytes);
+    w->check_source = true;
 }
 
 /* Compare a pinned source with what it was when the copy was queued. Once. */
@@ -136,10 +143,6 @@ static CUresult submit(stream *s, work *w)
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         memcpy(w->snapshot, (const void *)(uintptr_t)w->from, w->bytes);
-    }
-    if (w->effect == EFFECT_COPY && w->source_pinned) {
-        w->source_hash = hash((const void *)(uintptr_t)w->from, w->bytes);
-        w->check_source = true;
     }
     sim_queue(s, w);
     return CUDA_SUCCESS;
@@ -348,12 +351,12 @@ int ebbsim_launch(const ebbsim_work *given, void *handle)
 {
     CUresult code = sim_enter(FN_ebbsim_launch);
     if (code != CUDA_SUCCESS) {
-        return sim_leave(code);
+        return (int)sim_leave(code);
     }
     if (given == NULL || given->size != sizeof *given ||
         (given->range_count > 0 && given->ranges == NULL)) {
-        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+        return (int)sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    stream *s = sim_stream_get(handle, sim_current()->device, &code);
-    return sim_leave(s == NULL ? code : launch(given, s));
+    stream *s = sim_stream_get(handle, &code);
+    return (int)sim_leave(s == NULL ? code : launch(given, s));
 }

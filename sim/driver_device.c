@@ -31,9 +31,58 @@ CUresult cuGetErrorName(CUresult code, const char **name)
     return *name == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+/* The driver's own sentences, as far as programs are known to look at them. */
+static const char *code_text(CUresult code)
+{
+    switch (code) {
+    case CUDA_SUCCESS:
+        return "no error";
+    case CUDA_ERROR_INVALID_VALUE:
+        return "invalid argument";
+    case CUDA_ERROR_OUT_OF_MEMORY:
+        return "out of memory";
+    case CUDA_ERROR_NOT_INITIALIZED:
+        return "initialization error";
+    case CUDA_ERROR_DEINITIALIZED:
+        return "driver shutting down";
+    case CUDA_ERROR_NO_DEVICE:
+        return "no CUDA-capable device is detected";
+    case CUDA_ERROR_INVALID_DEVICE:
+        return "invalid device ordinal";
+    case CUDA_ERROR_INVALID_CONTEXT:
+        return "invalid device context";
+    case CUDA_ERROR_NOT_PERMITTED:
+        return "operation not permitted";
+    case CUDA_ERROR_INVALID_HANDLE:
+        return "invalid resource handle";
+    case CUDA_ERROR_NOT_FOUND:
+        return "named symbol not found";
+    case CUDA_ERROR_NOT_READY:
+        return "device not ready";
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+        return "an illegal memory access was encountered";
+    case CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
+        return "part or all of the requested memory range is already mapped";
+    case CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED:
+        return "pointer does not correspond to a registered memory region";
+    case CUDA_ERROR_NOT_SUPPORTED:
+        return "operation not supported";
+    case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+        return "operation not permitted when stream is capturing";
+    case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
+        return "operation failed due to a previous error during capture";
+    default:
+        return code_name(code);
+    }
+}
+
 CUresult cuGetErrorString(CUresult code, const char **text)
 {
-    return cuGetErrorName(code, text); /* the name says it well enough for a simulated device */
+    if (text == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *text = code_text(code);
+    return *text == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 /* ---- start ------------------------------------------------------------------------------------ */
@@ -219,7 +268,7 @@ static CUresult activate(context *c, int device)
     sim.streams_alive--; /* nobody made it, nobody destroys it */
     sim.next_stream_number--;
     s->number = 0;
-    s->is_default = true;
+    s->is_default = s->nobodys = true;
     memset(c, 0, sizeof *c);
     c->device = device;
     c->active = true;
@@ -256,7 +305,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-    CUresult code = enter_device(FN_cuDevicePrimaryCtxRelease_v2, &code, device);
+    CUresult code = enter_device(FN_cuDevicePrimaryCtxRelease_v2, &device, device);
     if (code == CUDA_SUCCESS) {
         context *c = &sim.contexts[device];
         if (c->retained == 0) {
@@ -287,7 +336,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext handle)
     thread_state *t = sim_thread();
     context *c = context_of(handle);
     if (code == CUDA_SUCCESS && c == NULL) {
-        code = CUDA_ERROR_INVALID_CONTEXT;
+        code = handle == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_CONTEXT;
     }
     if (code == CUDA_SUCCESS && t->depth == (int)(sizeof t->stack / sizeof *t->stack)) {
         code = CUDA_ERROR_OUT_OF_MEMORY;
@@ -346,10 +395,10 @@ CUresult cuCtxSetCurrent(CUcontext handle)
 CUresult cuCtxGetDevice(CUdevice *device)
 {
     CUresult code = sim_enter(FN_cuCtxGetDevice);
-    if (code == CUDA_SUCCESS && device == NULL) {
-        code = CUDA_ERROR_INVALID_VALUE;
+    if (code == CUDA_SUCCESS && (device == NULL || sim_current() == NULL)) {
+        code = device == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_CONTEXT;
     }
-    if (code == CUDA_SUCCESS) {
+    if (code == CUDA_SUCCESS) { /* also of a context that was released */
         *device = sim_current()->device;
     }
     return sim_leave(code);
@@ -358,6 +407,10 @@ CUresult cuCtxGetDevice(CUdevice *device)
 CUresult cuCtxSynchronize(void)
 {
     CUresult code = sim_enter(FN_cuCtxSynchronize);
+    if (code == CUDA_SUCCESS && sim_capture_any(sim_current()->device)) {
+        sim_capture_invalidate_all(sim_current()->device);
+        code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     if (code == CUDA_SUCCESS) {
         mark *m = sim_mark_context(sim_current()->device);
         sim_mark_wait(m);

@@ -12,14 +12,16 @@
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     CUresult code = sim_enter(FN_cuMemGetInfo_v2);
-    if (code == CUDA_SUCCESS && (free_bytes == NULL || total == NULL)) {
-        code = CUDA_ERROR_INVALID_VALUE;
-    }
     if (code == CUDA_SUCCESS) {
         int device = sim_current()->device;
-        uint64_t used = sim_card_used(device);
-        *total = sim.run->cards[device].memory;
-        *free_bytes = used < *total ? *total - used : 0;
+        sim_orphans_check();
+        uint64_t used = sim_card_used(device), memory = sim.run->cards[device].memory;
+        if (total != NULL) {
+            *total = memory;
+        }
+        if (free_bytes != NULL) {
+            *free_bytes = used < memory ? memory - used : 0;
+        }
     }
     return sim_leave(code);
 }
@@ -38,7 +40,8 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
     }
-    if (address == NULL || !whole(size) || flags != 0 || (alignment & (alignment - 1)) != 0) {
+    if (address == NULL || !whole(size) || flags != 0 || (alignment & (alignment - 1)) != 0 ||
+        hint % SIM_GRANULARITY != 0) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
     if (size > (uint64_t)1 << 46 || alignment > (uint64_t)1 << 46) {
@@ -56,11 +59,14 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
 
 /* ---- physical memory -------------------------------------------------------------------------- */
 
+/* Handles of Windows, or of a fabric. Bits without a meaning are ignored, as the driver does. */
+enum { FOREIGN_HANDLE_TYPES = 2 | 4 | 8 };
+
 static CUresult check_properties(const CUmemAllocationProp *p)
 {
     if (p == NULL || p->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
         p->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-        (p->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
+        (p->requestedHandleTypes & FOREIGN_HANDLE_TYPES) != 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (p->location.id < 0 || p->location.id >= sim.run->card_count) {
@@ -75,141 +81,152 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
                                        int option)
 {
     CUresult code = sim_enter(FN_cuMemGetAllocationGranularity);
-    if (code == CUDA_SUCCESS &&
-        (granularity == NULL || option < 0 || option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)) {
+    if (code == CUDA_SUCCESS && (granularity == NULL || properties == NULL || option < 0 ||
+                                 option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)) {
         code = CUDA_ERROR_INVALID_VALUE;
     }
-    if (code == CUDA_SUCCESS && (code = check_properties(properties)) == CUDA_SUCCESS) {
+    if (code == CUDA_SUCCESS) { /* whatever the properties: the driver does not look */
         *granularity = SIM_GRANULARITY;
     }
     return sim_leave(code);
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+/* The program holds the handle (once more). */
+static CUresult hand_out(frame_handle *h, CUmemGenericAllocationHandle *out)
+{
+    sim.handles += h->count == 0;
+    h->count++;
+    *out = h->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
                      const CUmemAllocationProp *properties, unsigned long long flags)
 {
     CUresult code = sim_enter(FN_cuMemCreate);
-    if (code == CUDA_SUCCESS && (handle == NULL || flags != 0 || !whole(size))) {
+    if (code == CUDA_SUCCESS && (out == NULL || flags != 0 || !whole(size))) {
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS) {
         code = check_properties(properties);
     }
-    frame *f = NULL;
+    frame_handle *h = NULL;
     if (code == CUDA_SUCCESS) {
+        sim_orphans_check();
         code =
-            sim_frame_create(properties->location.id, size, properties->requestedHandleTypes, &f);
+            sim_frame_create(properties->location.id, size, properties->requestedHandleTypes, &h);
     }
-    if (code == CUDA_SUCCESS && (code = sim_frame_handle(f, handle)) != CUDA_SUCCESS) {
-        sim_frame_release(f);
-    }
-    return sim_leave(code);
+    return sim_leave(code != CUDA_SUCCESS ? code : hand_out(h, out));
 }
 
-static frame *frame_of(CUmemGenericAllocationHandle handle)
+static frame_handle *handle_get(CUmemGenericAllocationHandle id)
 {
-    return sim_ids_get(&sim.handle_ids, handle);
+    return sim_ids_get(&sim.handle_ids, id);
 }
 
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+CUresult cuMemRelease(CUmemGenericAllocationHandle id)
 {
     CUresult code = sim_enter(FN_cuMemRelease);
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
     }
-    frame *f = frame_of(handle);
-    if (f == NULL) {
+    frame_handle *h = handle_get(id);
+    if (h == NULL || h->count == 0) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    sim_ids_drop(&sim.handle_ids, handle);
-    f->handles--;
-    sim_frame_release(f);
+    h->count--;
+    sim.handles -= h->count == 0;
+    sim_handle_settle(h);
     return sim_leave(CUDA_SUCCESS);
 }
 
-CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address)
 {
     CUresult code = sim_enter(FN_cuMemRetainAllocationHandle);
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
     }
     const mapping *m = sim_mapping_at((uint64_t)(uintptr_t)address);
-    if (handle == NULL || m == NULL || m->reservation->allocation) {
+    if (out == NULL || m == NULL || m->chunk) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    return sim_leave(sim_frame_handle(m->frame, handle));
+    return sim_leave(hand_out(m->handle, out));
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
-                                                CUmemGenericAllocationHandle handle)
+                                                CUmemGenericAllocationHandle id)
 {
     CUresult code = sim_enter(FN_cuMemGetAllocationPropertiesFromHandle);
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
     }
-    const frame *f = frame_of(handle);
-    if (properties == NULL || f == NULL) {
+    const frame_handle *h = handle_get(id);
+    if (properties == NULL || h == NULL) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    *properties =
-        (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                              .requestedHandleTypes = f->handle_types,
-                              .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = f->device}};
+    *properties = (CUmemAllocationProp){
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes = h->types,
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = h->frame->device}};
     return sim_leave(CUDA_SUCCESS);
 }
 
-CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
-                                      int type, unsigned long long flags)
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle id, int type,
+                                      unsigned long long flags)
 {
     CUresult code = sim_enter(FN_cuMemExportToShareableHandle);
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
     }
-    frame *f = frame_of(handle);
-    if (shareable == NULL || f == NULL || flags != 0 ||
-        type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (f->handle_types & type) == 0) {
+    frame_handle *h = handle_get(id);
+    if (shareable == NULL || h == NULL || flags != 0 ||
+        type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (h->types & type) == 0) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    return sim_leave(sim_frame_export(f, shareable));
+    return sim_leave(sim_handle_export(h, shareable));
 }
 
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *shareable,
                                         int type)
 {
     CUresult code = sim_enter(FN_cuMemImportFromShareableHandle);
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
     }
-    if (handle == NULL || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    if (out == NULL || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+        bool foreign = out != NULL && (type & FOREIGN_HANDLE_TYPES) != 0;
+        return sim_leave(foreign ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE);
     }
-    frame *f = NULL;
-    code = sim_frame_import((int)(intptr_t)shareable, &f);
-    if (code == CUDA_SUCCESS && (code = sim_frame_handle(f, handle)) != CUDA_SUCCESS) {
-        sim_frame_release(f);
-    }
-    return sim_leave(code);
+    frame_handle *h = NULL;
+    code = sim_handle_import((int)(intptr_t)shareable, &h);
+    return sim_leave(code != CUDA_SUCCESS ? code : hand_out(h, out));
 }
 
 /* ---- mapping and access ----------------------------------------------------------------------- */
 
-CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset,
-                  CUmemGenericAllocationHandle handle, unsigned long long flags)
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle id,
+                  unsigned long long flags)
 {
     CUresult code = sim_enter(FN_cuMemMap);
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
     }
-    frame *f = frame_of(handle);
-    if (f == NULL || flags != 0 || offset != 0 || !whole(address) || !whole(size)) {
+    frame_handle *h = handle_get(id);
+    if (h == NULL || flags != 0 || !whole(address) || size == 0) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    return sim_leave(sim_map(address, size, f));
+    if (offset != 0 || size != h->frame->size) { /* only whole frames can be mapped */
+        return sim_leave(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    return sim_leave(sim_map(address, size, h));
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 {
     CUresult code = sim_enter(FN_cuMemUnmap);
+    if (code == CUDA_SUCCESS && (!whole(address) || size == 0)) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
     return sim_leave(code != CUDA_SUCCESS ? code : sim_unmap(address, size));
 }
 
@@ -226,7 +243,7 @@ static CUresult check_access(const CUmemAccessDesc *access, size_t count)
             return CUDA_ERROR_INVALID_VALUE;
         }
         if (access[i].location.id < 0 || access[i].location.id >= sim.run->card_count) {
-            return CUDA_ERROR_INVALID_DEVICE;
+            return CUDA_ERROR_INVALID_VALUE;
         }
     }
     return CUDA_SUCCESS;
@@ -236,18 +253,15 @@ static CUresult check_access(const CUmemAccessDesc *access, size_t count)
 static CUresult check_peers(uint64_t address, size_t size, const CUmemAccessDesc *access,
                             size_t count)
 {
-    for (uint64_t at = address; at < address + size;) {
-        const mapping *m = sim_mapping_at(at);
-        if (m == NULL) {
-            break;
-        }
+    for (range *at = sim_ranges_after(&sim.mappings, address);
+         at != NULL && at->start < address + size; at = sim_ranges_after(&sim.mappings, at->end)) {
+        int owner = ((const mapping *)at)->frame->device;
         for (size_t i = 0; i < count; i++) {
-            int owner = m->frame->device, user = access[i].location.id;
+            int user = access[i].location.id;
             if (owner != user && (!sim.run->cards[owner].peer || !sim.run->cards[user].peer)) {
                 return CUDA_ERROR_INVALID_DEVICE;
             }
         }
-        at = m->node.end;
     }
     return CUDA_SUCCESS;
 }
@@ -256,6 +270,9 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
                         size_t count)
 {
     CUresult code = sim_enter(FN_cuMemSetAccess);
+    if (code == CUDA_SUCCESS && (!whole(address) || size == 0)) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
     if (code == CUDA_SUCCESS) {
         code = check_access(access, count);
     }
@@ -273,11 +290,11 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
         return sim_leave(code);
     }
     const mapping *m = sim_mapping_at(address);
-    if (flags == NULL || location == NULL || m == NULL || m->reservation->allocation ||
-        location->type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    if (flags == NULL || location == NULL || m == NULL) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    if (location->id < 0 || location->id >= sim.run->card_count) {
+    if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || location->id < 0 ||
+        location->id >= sim.run->card_count) {
         return sim_leave(CUDA_ERROR_INVALID_DEVICE);
     }
     *flags = m->access[location->id];
@@ -298,9 +315,10 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
     return sim_leave(code != CUDA_SUCCESS ? code : sim_alloc(sim_current()->device, size, address));
 }
 
-static void wait_for_everything(void)
+/* Freeing waits for all work of the context that owns the memory; programs rely on it. */
+static void wait_for_everything(int device)
 {
-    mark *m = sim_mark_context(sim_current()->device);
+    mark *m = sim_mark_context(device);
     sim_mark_wait(m);
     sim_mark_unref(m);
 }
@@ -311,12 +329,17 @@ CUresult cuMemFree_v2(CUdeviceptr address)
     if (code != CUDA_SUCCESS || address == 0) {
         return sim_leave(code);
     }
-    const mapping *m = sim_mapping_at(address);
-    if (m == NULL || !m->reservation->allocation || m->node.start != address) {
+    allocation *a = sim_allocation_at(address);
+    if (a == NULL || a->node.start != address) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    wait_for_everything(); /* programs rely on it */
-    return sim_leave(sim_free(address, "cuMemFree"));
+    wait_for_everything(a->chunk->context);
+    a = sim_allocation_at(address); /* the lock was dropped: somebody else may have freed it */
+    if (a == NULL || a->node.start != address) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    sim_free(a);
+    return sim_leave(CUDA_SUCCESS);
 }
 
 /* ---- pointers --------------------------------------------------------------------------------- */
@@ -353,35 +376,35 @@ static CUresult host_attribute(const host_block *b, CUpointer_attribute attribut
     return CUDA_SUCCESS;
 }
 
-static CUresult device_attribute(const reservation *r, const mapping *m,
+/* `whole` is what the address is a part of: an allocation, or a reservation. */
+static CUresult device_attribute(const range *whole_range, const mapping *m,
                                  CUpointer_attribute attribute, CUdeviceptr address, void *value)
 {
-    int device = m != NULL ? m->frame->device : -1;
-    if (m == NULL && attribute != CU_POINTER_ATTRIBUTE_RANGE_START_ADDR &&
-        attribute != CU_POINTER_ATTRIBUTE_RANGE_SIZE && attribute != CU_POINTER_ATTRIBUTE_MAPPED) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
+    int device = m->frame->device;
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-        *(void **)value = r->allocation ? &sim.contexts[device] : NULL;
+        *(void **)value = m->chunk ? &sim.contexts[device] : NULL;
         break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         *(unsigned *)value = CU_MEMORYTYPE_DEVICE;
         break;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        if (m->access[device] == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
         *(CUdeviceptr *)value = address;
         break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
         *(int *)value = device;
         break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        *(CUdeviceptr *)value = r->node.start;
+        *(CUdeviceptr *)value = whole_range->start;
         break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        *(size_t *)value = r->node.end - r->node.start;
+        *(size_t *)value = whole_range->end - whole_range->start;
         break;
     case CU_POINTER_ATTRIBUTE_MAPPED:
-        *(int *)value = m != NULL;
+        *(int *)value = 1;
         break;
     default:
         return CUDA_ERROR_INVALID_VALUE;
@@ -396,13 +419,16 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdev
         return sim_leave(code);
     }
     const host_block *b = sim_host_block_at(address);
-    const reservation *r = (const reservation *)sim_ranges_find(&sim.reservations, address);
-    if (value == NULL || (b == NULL && r == NULL)) {
+    const mapping *m = sim_mapping_at(address);
+    const allocation *a = sim_allocation_at(address);
+    if (value == NULL || (b == NULL && m == NULL) || (m != NULL && m->chunk && a == NULL)) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    return sim_leave(b != NULL
-                         ? host_attribute(b, attribute, address, value)
-                         : device_attribute(r, sim_mapping_at(address), attribute, address, value));
+    if (b != NULL) {
+        return sim_leave(host_attribute(b, attribute, address, value));
+    }
+    const range *part_of = a != NULL ? &a->node : sim_ranges_find(&sim.reservations, address);
+    return sim_leave(device_attribute(part_of, m, attribute, address, value));
 }
 
 /* ---- host memory ------------------------------------------------------------------------------ */
@@ -410,8 +436,12 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdev
 CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
 {
     CUresult code = sim_enter(FN_cuMemHostAlloc);
-    if (code == CUDA_SUCCESS && (address == NULL || size == 0 || flags > 7)) {
+    if (code == CUDA_SUCCESS && (address == NULL || flags > 7)) {
         code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS && size == 0) { /* no memory, and no error */
+        *address = NULL;
+        return sim_leave(CUDA_SUCCESS);
     }
     return sim_leave(
         code != CUDA_SUCCESS ? code : sim_host_alloc(sim_current()->device, size, flags, address));
@@ -420,8 +450,12 @@ CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
 CUresult cuMemFreeHost(void *address)
 {
     CUresult code = sim_enter(FN_cuMemFreeHost);
-    if (code != CUDA_SUCCESS) {
+    if (code != CUDA_SUCCESS || address == NULL) {
         return sim_leave(code);
+    }
+    const host_block *b = sim_host_block_at((uint64_t)(uintptr_t)address);
+    if (b != NULL) {
+        wait_for_everything(b->context);
     }
     return sim_leave(sim_host_free((uint64_t)(uintptr_t)address));
 }
@@ -443,6 +477,10 @@ CUresult cuMemHostUnregister(void *address)
     CUresult code = sim_enter(FN_cuMemHostUnregister);
     if (code == CUDA_SUCCESS && address == NULL) {
         code = CUDA_ERROR_INVALID_VALUE;
+    }
+    const host_block *b = sim_host_block_at((uint64_t)(uintptr_t)address);
+    if (code == CUDA_SUCCESS && b != NULL) {
+        wait_for_everything(b->context);
     }
     return sim_leave(code != CUDA_SUCCESS ? code
                                           : sim_host_unregister((uint64_t)(uintptr_t)address));
@@ -484,11 +522,12 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
     stream *s = sim_enter_stream(FN_cuMemcpyPeerAsync, handle, &code);
     const context *target = (const context *)(void *)to_context;
     const context *source = (const context *)(void *)from_context;
-    if (s == NULL || target == NULL || source == NULL) {
-        return sim_leave(s == NULL ? code : CUDA_ERROR_INVALID_CONTEXT);
+    if (s == NULL) {
+        return sim_leave(code);
     }
-    return sim_leave(
-        sim_copy("cuMemcpyPeerAsync", s, to, target->device, from, source->device, size));
+    int to_device = target == NULL ? s->device : target->device;
+    int from_device = source == NULL ? s->device : source->device;
+    return sim_leave(sim_copy("cuMemcpyPeerAsync", s, to, to_device, from, from_device, size));
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream handle)

@@ -40,9 +40,12 @@ CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
 
 CUresult cuStreamDestroy_v2(CUstream handle)
 {
+    if (handle == NULL) {
+        return CUDA_ERROR_INVALID_HANDLE; /* the driver says so even before cuInit */
+    }
     CUresult code;
     stream *s = sim_enter_stream(FN_cuStreamDestroy_v2, handle, &code);
-    if (s != NULL && s->is_default) {
+    if (s != NULL && s->nobodys) {
         code = CUDA_ERROR_INVALID_HANDLE;
     } else if (s != NULL) {
         sim_capture_stream_gone(s);
@@ -57,9 +60,8 @@ static CUresult refuse_capturing(stream *s)
     if (s->capture == NULL) {
         return sim_capture_check_implicit(s);
     }
-    CUresult code = sim_capture_check(s);
     sim_capture_invalidate(s->capture);
-    return code != CUDA_SUCCESS ? code : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 CUresult cuStreamQuery(CUstream handle)
@@ -195,6 +197,9 @@ CUresult cuEventCreate(CUevent *out, unsigned flags)
 
 CUresult cuEventDestroy_v2(CUevent handle)
 {
+    if (handle == NULL) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
     CUresult code = sim_enter(FN_cuEventDestroy_v2);
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
@@ -240,7 +245,7 @@ CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle)
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
     }
-    const context *c = handle == NULL ? sim_current() : (const context *)(void *)handle;
+    const context *c = (const context *)(void *)handle;
     event *e = event_get(event_handle);
     if (c == NULL) {
         return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
@@ -286,15 +291,21 @@ static CUresult refuse_captured(event *e)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Ask, or wait for, an event. */
+/* Ask, or wait for, an event. That it was captured is found out before a capture forbids asking. */
 static CUresult ask(function_id function, CUevent handle, bool wait)
 {
-    CUresult code = sim_enter(function);
-    if (code != CUDA_SUCCESS) {
-        return sim_leave(code);
+    if (handle == NULL) {
+        return CUDA_ERROR_INVALID_HANDLE;
     }
+    CUresult code = sim_enter(function);
     event *e = event_get(handle);
-    code = e == NULL ? CUDA_ERROR_INVALID_HANDLE : refuse_captured(e);
+    if (e != NULL && e->captured_in != NULL &&
+        (code == CUDA_SUCCESS || code == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)) {
+        return sim_leave(refuse_captured(e));
+    }
+    if (code == CUDA_SUCCESS) {
+        code = e == NULL ? CUDA_ERROR_INVALID_HANDLE : refuse_captured(e);
+    }
     mark *m = code == CUDA_SUCCESS ? current_mark(e) : NULL;
     if (m == NULL) {
         return sim_leave(code);
@@ -306,6 +317,7 @@ static CUresult ask(function_id function, CUevent handle, bool wait)
     } else {
         code = CUDA_ERROR_NOT_READY;
     }
+    code = sim.contexts[e->device].lost != CUDA_SUCCESS ? sim.contexts[e->device].lost : code;
     sim_mark_unref(m);
     return sim_leave(code);
 }
@@ -330,14 +342,15 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flag
                          : e == NULL ? CUDA_ERROR_INVALID_HANDLE
                                      : CUDA_ERROR_INVALID_VALUE);
     }
-    if (s->capture != NULL || e->captured_in != NULL) {
+    bool recorded = e->captured || e->mark != NULL || e->shared >= 0;
+    if (recorded && (s->capture != NULL || e->captured_in != NULL)) {
         return sim_leave(sim_capture_wait(s, e));
     }
     if (e->captured) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
     mark *m = current_mark(e);
-    if (m != NULL) {
+    if (m != NULL) { /* never recorded: nothing to wait for */
         sim_wait_mark(s, m);
         sim_mark_unref(m);
     }
@@ -347,8 +360,13 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flag
 static CUresult elapsed(float *milliseconds, const event *start, const event *finish)
 {
     if (start == NULL || finish == NULL ||
-        ((start->flags | finish->flags) & CU_EVENT_DISABLE_TIMING) || start->mark == NULL ||
-        finish->mark == NULL) {
+        ((start->flags | finish->flags) & CU_EVENT_DISABLE_TIMING) != 0) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    if (start->captured || finish->captured) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (start->mark == NULL || finish->mark == NULL || milliseconds == NULL) {
         return CUDA_ERROR_INVALID_HANDLE;
     }
     if (!sim_mark_reached(start->mark) || !sim_mark_reached(finish->mark)) {
@@ -361,10 +379,10 @@ static CUresult elapsed(float *milliseconds, const event *start, const event *fi
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent finish)
 {
-    CUresult code = sim_enter(FN_cuEventElapsedTime);
-    if (code == CUDA_SUCCESS && milliseconds == NULL) {
-        code = CUDA_ERROR_INVALID_VALUE;
+    if (start == NULL || finish == NULL) {
+        return CUDA_ERROR_INVALID_HANDLE;
     }
+    CUresult code = sim_enter(FN_cuEventElapsedTime);
     return sim_leave(
         code != CUDA_SUCCESS ? code : elapsed(milliseconds, event_get(start), event_get(finish)));
 }
@@ -380,14 +398,16 @@ static const char ticket_name[16] = "ebbtide-event";
 
 CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent handle)
 {
+    if (handle == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     CUresult code = sim_enter(FN_cuIpcGetEventHandle);
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
     }
     const event *e = event_get(handle);
     if (out == NULL || e == NULL || e->shared < 0) {
-        return sim_leave(e == NULL && out != NULL ? CUDA_ERROR_INVALID_HANDLE
-                                                  : CUDA_ERROR_INVALID_VALUE);
+        return sim_leave(out == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE);
     }
     ticket t = {.index = e->shared, .pid = (int)getpid()};
     memcpy(t.name, ticket_name, sizeof t.name);
@@ -404,9 +424,11 @@ CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle handle)
     }
     ticket t;
     memcpy(&t, &handle, sizeof t);
-    if (out == NULL || memcmp(t.name, ticket_name, sizeof t.name) != 0 ||
-        !sim_shared_event_hold(t.index)) {
+    if (out == NULL) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    if (memcmp(t.name, ticket_name, sizeof t.name) != 0 || !sim_shared_event_hold(t.index)) {
+        return sim_leave(CUDA_ERROR_MAP_FAILED);
     }
     if (t.pid == (int)getpid()) {
         sim_shared_event_release(t.index);

@@ -178,7 +178,8 @@ static void meet(note *n, work *earlier)
     }
 }
 
-/* What w is about to overwrite must be read, or written, first. */
+/* What w is about to overwrite must be read, or written, first; and so must be written what it
+   reads of pinned memory, because the bytes there now are those it is held to. */
 static void make_way(note *n, work *earlier)
 {
     if (earlier != n->w && !n->w->now && n->w->effect != EFFECT_NONE) {
@@ -192,7 +193,7 @@ static void meet_piece(note *n, piece *p)
     forget_the_past(p);
     if (p->writer != NULL) {
         meet(n, p->writer);
-        if (writes) {
+        if (writes || n->w->source_pinned) {
             make_way(n, p->writer);
         }
     }
@@ -296,6 +297,9 @@ void sim_history_leave(memory_object *object, const char *call, uint64_t address
             w->left = true; /* once per work is enough */
             sim_report_unmap(w, call, address, size);
             sim_run(w->slot, w->sequence); /* or it would write through a hole */
+            if (!w->settled || w->end > sim_now()) {
+                sim.contexts[w->device].lost = CUDA_ERROR_ILLEGAL_ADDRESS; /* as a GPU's would be */
+            }
         }
     }
 }

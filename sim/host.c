@@ -2,6 +2,7 @@
  * Pinned host memory: allocated by the driver, or the program's own and registered.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -63,16 +64,40 @@ CUresult sim_host_free(uint64_t address)
     if (b == NULL || b->registered || b->node.start != address) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    sim_history_leave(&b->object, "cuMemFreeHost", address, b->node.end - address);
     drop_block(b);
     return CUDA_SUCCESS;
+}
+
+/* Is the program's memory there, and writable unless it is to be read only? Pins it in a way: the
+   pages are brought in, as they are for a GPU. */
+static bool can_be_pinned(uint64_t address, uint64_t size, unsigned flags)
+{
+#if defined(MADV_POPULATE_READ) && defined(MADV_POPULATE_WRITE)
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t start = address / page * page, end = (address + size + page - 1) / page * page;
+    void *at = (void *)(uintptr_t)start;
+    bool readable = madvise(at, end - start, MADV_POPULATE_READ) == 0;
+    if (!readable && errno == EINVAL) {
+        return true; /* a kernel that cannot say: the benefit of the doubt */
+    }
+    return readable && ((flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0 ||
+                        madvise(at, end - start, MADV_POPULATE_WRITE) == 0);
+#else
+    (void)address, (void)size, (void)flags;
+    return true;
+#endif
 }
 
 CUresult sim_host_register(int device, uint64_t address, uint64_t size, unsigned flags)
 {
     const range *there = sim_ranges_after(&sim.host_blocks, address);
     if (there != NULL && there->start < address + size) {
-        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+        return ((const host_block *)there)->registered ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+                                                       : CUDA_ERROR_INVALID_VALUE;
+    }
+    if (sim_ranges_find(&sim.reservations, address) != NULL ||
+        !can_be_pinned(address, size, flags)) {
+        return CUDA_ERROR_INVALID_VALUE;
     }
     host_block *b = add_block(address, size, device, flags);
     if (b == NULL) {
@@ -91,7 +116,6 @@ CUresult sim_host_unregister(uint64_t address)
     if (!b->registered || b->node.start != address) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    sim_history_leave(&b->object, "cuMemHostUnregister", address, b->node.end - address);
     drop_block(b);
     return CUDA_SUCCESS;
 }

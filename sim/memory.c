@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,11 @@ static void *pointer(uint64_t address)
 mapping *sim_mapping_at(uint64_t address)
 {
     return (mapping *)sim_ranges_find(&sim.mappings, address);
+}
+
+allocation *sim_allocation_at(uint64_t address)
+{
+    return (allocation *)sim_ranges_find(&sim.allocations, address);
 }
 
 /* ---- reservations ----------------------------------------------------------------------------- */
@@ -77,7 +83,9 @@ static void forget_reservation(reservation *r)
     uint64_t size = r->node.end - r->node.start;
     munmap(pointer(r->node.start), size);
     sim_ranges_remove(&sim.reservations, &r->node);
-    if (!r->allocation) {
+    if (r->chunk) {
+        sim.chunks--;
+    } else {
         sim.reserved_bytes -= size;
     }
     free(r);
@@ -86,7 +94,7 @@ static void forget_reservation(reservation *r)
 CUresult sim_unreserve(uint64_t address, uint64_t size)
 {
     reservation *r = (reservation *)sim_ranges_find(&sim.reservations, address);
-    if (r == NULL || r->allocation || r->node.start != address || r->node.end != address + size) {
+    if (r == NULL || r->chunk || r->node.start != address || r->node.end != address + size) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     const range *inside = sim_ranges_after(&sim.mappings, address);
@@ -97,7 +105,7 @@ CUresult sim_unreserve(uint64_t address, uint64_t size)
     return CUDA_SUCCESS;
 }
 
-/* ---- frames ----------------------------------------------------------------------------------- */
+/* ---- frames and handles ------------------------------------------------------------------------ */
 
 static frame *frame_over(int fd, uint64_t size, int device)
 {
@@ -113,37 +121,8 @@ static frame *frame_over(int fd, uint64_t size, int device)
     return f;
 }
 
-CUresult sim_frame_create(int device, uint64_t size, int handle_types, frame **out)
+static void frame_free(frame *f)
 {
-    CUresult code = sim_charge(device, size);
-    if (code != CUDA_SUCCESS) {
-        return code;
-    }
-    int fd = memfd_create("ebbtide-sim-frame", MFD_CLOEXEC);
-    frame *f = NULL;
-    if (fd >= 0 && ftruncate(fd, (off_t)size) == 0) {
-        f = frame_over(fd, size, device);
-    } else if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-        fprintf(stderr, "ebbtide sim: out of file descriptors after %llu frames (ulimit -n)\n",
-                (unsigned long long)sim.frames);
-    }
-    if (f == NULL) {
-        if (fd >= 0) {
-            close(fd);
-        }
-        sim_uncharge(device, size);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    f->handle_types = handle_types;
-    *out = f;
-    return CUDA_SUCCESS;
-}
-
-void sim_frame_release(frame *f)
-{
-    if (f->handles > 0 || f->mappings > 0) {
-        return;
-    }
     sim_history_forget(&f->object);
     close(f->fd);
     sim.frames--;
@@ -157,17 +136,100 @@ void sim_frame_release(frame *f)
     free(f);
 }
 
-/* A new handle of the frame. */
-CUresult sim_frame_handle(frame *f, CUmemGenericAllocationHandle *handle)
+/*
+ * Is an exported frame's file open anywhere else? A write lease is granted only if not. (For this the
+ * frame's own descriptor and those handed out are opened anew at export: the kernel counts openings.)
+ */
+static bool held_elsewhere(const frame *f)
 {
-    uint64_t id = sim_ids_add(&sim.handle_ids, f);
+    if (fcntl(f->fd, F_SETLEASE, F_WRLCK) == 0) {
+        fcntl(f->fd, F_SETLEASE, F_UNLCK);
+        return false;
+    }
+    return errno == EAGAIN;
+}
+
+/* The last handle is gone. A file descriptor somewhere may still hold the memory, as on a GPU. */
+static void frame_release(frame *f)
+{
+    if (f->shared >= 0 && held_elsewhere(f)) {
+        f->next_orphan = sim.orphans;
+        sim.orphans = f;
+    } else {
+        frame_free(f);
+    }
+}
+
+void sim_orphans_check(void)
+{
+    for (frame **link = &sim.orphans; *link != NULL;) {
+        frame *f = *link;
+        if (f->handles == 0 && held_elsewhere(f)) {
+            link = &f->next_orphan;
+            continue;
+        }
+        *link = f->next_orphan;
+        if (f->handles == 0) { /* else somebody imported it again */
+            frame_free(f);
+        }
+    }
+}
+
+static frame_handle *handle_new(frame *f, int types)
+{
+    frame_handle *h = calloc(1, sizeof *h);
+    uint64_t id = h == NULL ? 0 : sim_ids_add(&sim.handle_ids, h);
     if (id == 0) {
+        free(h);
+        return NULL;
+    }
+    *h = (frame_handle){.id = id, .frame = f, .types = types};
+    f->handles++;
+    return h;
+}
+
+void sim_handle_settle(frame_handle *h)
+{
+    if (h->count > 0 || h->mappings > 0) {
+        return;
+    }
+    frame *f = h->frame;
+    sim_ids_drop(&sim.handle_ids, h->id);
+    free(h);
+    if (--f->handles == 0) {
+        frame_release(f);
+    }
+}
+
+CUresult sim_frame_create(int device, uint64_t size, int types, frame_handle **out)
+{
+    CUresult code = sim_charge(device, size);
+    if (code != CUDA_SUCCESS) {
+        return code;
+    }
+    int fd = memfd_create("ebbtide-sim-frame", MFD_CLOEXEC);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+        fprintf(stderr, "ebbtide sim: out of file descriptors after %llu frames (ulimit -n)\n",
+                (unsigned long long)sim.frames);
+    }
+    frame *f = fd >= 0 && ftruncate(fd, (off_t)size) == 0 ? frame_over(fd, size, device) : NULL;
+    frame_handle *h = f == NULL ? NULL : handle_new(f, types);
+    if (h != NULL) {
+        *out = h;
+        return CUDA_SUCCESS;
+    }
+    if (f != NULL) {
+        frame_free(f);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    f->handles++;
-    *handle = id;
-    return CUDA_SUCCESS;
+    if (fd >= 0) {
+        close(fd);
+    }
+    sim_uncharge(device, size);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
+
+/* ---- export and import ------------------------------------------------------------------------ */
 
 static uint64_t inode_of(int fd)
 {
@@ -175,67 +237,101 @@ static uint64_t inode_of(int fd)
     return fd >= 0 && fstat(fd, &status) == 0 ? (uint64_t)status.st_ino : 0;
 }
 
-CUresult sim_frame_export(frame *f, int *fd)
+static int open_again(int fd)
 {
-    if (f->shared < 0) {
-        f->shared = sim_share_frame(inode_of(f->fd), f->size, f->device);
-        if (f->shared < 0) {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        sim.shared_frames[f->shared] = f;
-    }
-    *fd = dup(f->fd);
-    return *fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return open(path, O_RDWR | O_CLOEXEC);
 }
 
-CUresult sim_frame_import(int fd, frame **out)
+static CUresult share(frame *f)
+{
+    int own = open_again(f->fd);
+    int index = own < 0 ? -1 : sim_share_frame(inode_of(f->fd), f->size, f->device);
+    if (index < 0) {
+        if (own >= 0) {
+            close(own);
+        }
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    close(f->fd);
+    f->fd = own;
+    f->shared = index;
+    sim.shared_frames[index] = f;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_handle_export(frame_handle *h, int *fd)
+{
+    CUresult code = h->frame->shared < 0 ? share(h->frame) : CUDA_SUCCESS;
+    if (code == CUDA_SUCCESS && (*fd = open_again(h->frame->fd)) < 0) {
+        code = CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    return code;
+}
+
+CUresult sim_handle_import(int fd, frame_handle **out)
 {
     uint64_t inode = inode_of(fd);
     int index = inode == 0 ? -1 : sim_find_shared_frame(inode);
     if (index < 0) {
-        return CUDA_ERROR_INVALID_VALUE;
+        return CUDA_ERROR_UNKNOWN;
     }
-    frame *f = sim.shared_frames[index];
+    frame *f = sim.shared_frames[index]; /* ours already: one memory has one history */
     if (f == NULL) {
-        int own = dup(fd);
-        f = own < 0 ? NULL
-                    : frame_over(own, sim.run->frames[index].bytes, sim.run->frames[index].device);
+        int own = open_again(fd);
+        const shared_frame *shared = &sim.run->frames[index];
+        f = own < 0 ? NULL : frame_over(own, shared->bytes, shared->device);
         if (f == NULL) {
             sim_unshare_frame(index);
             return CUDA_ERROR_OPERATING_SYSTEM;
         }
         f->shared = index;
-        f->handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         sim.shared_frames[index] = f;
     }
-    *out = f;
-    return CUDA_SUCCESS;
+    *out = handle_new(f, CU_MEM_HANDLE_TYPE_NONE);
+    sim_orphans_check();
+    return *out == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 /* ---- mappings --------------------------------------------------------------------------------- */
 
-CUresult sim_map(uint64_t address, uint64_t size, frame *f)
+/* Every address of the range is reserved, by the program itself, in one reservation or several. */
+static bool reserved(uint64_t address, uint64_t size)
 {
-    reservation *r = (reservation *)sim_ranges_find(&sim.reservations, address);
-    if (r == NULL || r->allocation || address + size > r->node.end || size != f->size) {
-        return CUDA_ERROR_INVALID_VALUE;
+    for (uint64_t at = address; at < address + size;) {
+        const reservation *r = (const reservation *)sim_ranges_find(&sim.reservations, at);
+        if (r == NULL || r->chunk) {
+            return false;
+        }
+        at = r->node.end;
     }
-    const range *there = sim_ranges_after(&sim.mappings, address);
-    if (there != NULL && there->start < address + size) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
+    return true;
+}
+
+static CUresult map_frame(uint64_t address, uint64_t size, frame_handle *h)
+{
     mapping *m = calloc(1, sizeof *m);
     if (m == NULL) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     m->node.start = address;
     m->node.end = address + size;
-    m->frame = f;
-    m->reservation = r;
-    f->mappings++;
+    m->handle = h;
+    m->frame = h->frame;
+    h->mappings++;
     sim_ranges_insert(&sim.mappings, &m->node);
     sim.mapped_bytes += size;
     return CUDA_SUCCESS;
+}
+
+CUresult sim_map(uint64_t address, uint64_t size, frame_handle *h)
+{
+    const range *there = sim_ranges_after(&sim.mappings, address);
+    if (!reserved(address, size) || (there != NULL && there->start < address + size)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return map_frame(address, size, h);
 }
 
 /* Put the frame behind the address, or take the address's rights away, as the access says. */
@@ -259,158 +355,201 @@ static bool apply_access(mapping *m)
 static void unmap_one(mapping *m)
 {
     uint64_t size = m->node.end - m->node.start;
-    if (m->touched) {
+    if (m->touched &&
         mmap(pointer(m->node.start), size, PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+        abort(); /* the frame would stay where nobody knows of it */
     }
     sim_ranges_remove(&sim.mappings, &m->node);
     sim.mapped_bytes -= size;
-    m->frame->mappings--;
-    sim_frame_release(m->frame);
+    m->handle->mappings--;
+    sim_handle_settle(m->handle);
     free(m);
 }
 
-/*
- * Whole mappings, side by side, from `address` to `address + size`? The driver does nothing by
- * halves: neither unmapping nor access may cut a mapping or cross a hole.
- */
-static bool covered(uint64_t address, uint64_t size)
+/* No mapping is cut by the ends of the range. (Holes between mappings do not matter.) */
+static bool cuts_none(uint64_t address, uint64_t size)
 {
-    uint64_t at = address;
-    while (at < address + size) {
-        const mapping *m = sim_mapping_at(at);
-        if (m == NULL || m->node.start != at || m->reservation->allocation) {
-            return false;
-        }
-        at = m->node.end;
-    }
-    return size > 0 && at == address + size;
+    const range *first = sim_ranges_find(&sim.mappings, address);
+    const range *last = sim_ranges_find(&sim.mappings, address + size - 1);
+    return (first == NULL || first->start == address) &&
+           (last == NULL || last->end <= address + size);
 }
 
 CUresult sim_unmap(uint64_t address, uint64_t size)
 {
-    if (!covered(address, size)) {
+    if (!reserved(address, size) || !cuts_none(address, size)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    for (uint64_t at = address; at < address + size;) {
-        mapping *m = sim_mapping_at(at);
-        uint64_t end = m->node.end;
-        sim_history_leave(&m->frame->object, "cuMemUnmap", at, end - at);
+    for (uint64_t at = address;;) {
+        mapping *m = (mapping *)sim_ranges_after(&sim.mappings, at);
+        if (m == NULL || m->node.start >= address + size) {
+            return CUDA_SUCCESS;
+        }
+        at = m->node.end;
+        sim_history_leave(&m->frame->object, "cuMemUnmap", m->node.start, at - m->node.start);
         unmap_one(m);
-        at = end;
     }
-    return CUDA_SUCCESS;
+}
+
+static bool set_access(mapping *m, const CUmemAccessDesc *access, size_t count)
+{
+    bool less = false;
+    for (size_t i = 0; i < count; i++) {
+        uint8_t *rights = &m->access[access[i].location.id];
+        less |= (*rights & ~access[i].flags) != 0;
+        *rights = (uint8_t)access[i].flags;
+    }
+    if (less) {
+        sim_history_leave(&m->frame->object, "cuMemSetAccess", m->node.start,
+                          m->node.end - m->node.start);
+    }
+    return apply_access(m);
 }
 
 CUresult sim_set_access(uint64_t address, uint64_t size, const CUmemAccessDesc *access,
                         size_t count)
 {
-    if (!covered(address, size)) {
+    const mapping *first = sim_mapping_at(address), *last = sim_mapping_at(address + size - 1);
+    if (first == NULL || last == NULL || first->chunk || last->chunk || !cuts_none(address, size)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    for (uint64_t at = address; at < address + size;) {
-        mapping *m = sim_mapping_at(at);
-        bool less = false;
-        for (size_t i = 0; i < count; i++) {
-            uint8_t *rights = &m->access[access[i].location.id];
-            less |= (*rights & ~access[i].flags) != 0;
-            *rights = (uint8_t)access[i].flags;
-        }
-        if (less) {
-            sim_history_leave(&m->frame->object, "cuMemSetAccess", at, m->node.end - at);
-        }
-        if (!apply_access(m)) {
-            return CUDA_ERROR_OUT_OF_MEMORY;
+    for (uint64_t at = address;;) {
+        mapping *m = (mapping *)sim_ranges_after(&sim.mappings, at);
+        if (m == NULL || m->node.start >= address + size) {
+            return CUDA_SUCCESS;
         }
         at = m->node.end;
+        if (!set_access(m, access, count)) {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
     }
-    return CUDA_SUCCESS;
 }
 
-/* ---- cuMemAlloc: a frame mapped at an address of its own ---------------------------------------- */
+/* ---- cuMemAlloc: pieces of chunks, each a frame mapped at an address of its own ----------------- */
+
+enum { SMALL = 1 << 20 }; /* below this, allocations share a chunk */
+
+static void free_chunk(mapping *m)
+{
+    reservation *r = (reservation *)sim_ranges_find(&sim.reservations, m->node.start);
+    unmap_one(m);
+    forget_reservation(r);
+}
+
+static mapping *new_chunk(int device, uint64_t size, CUresult *code)
+{
+    frame_handle *h = NULL;
+    CUdeviceptr at = 0;
+    *code = sim_frame_create(device, size, CU_MEM_HANDLE_TYPE_NONE, &h);
+    if (*code != CUDA_SUCCESS) {
+        return NULL;
+    }
+    *code = sim_reserve(size, SIM_GRANULARITY, 0, &at);
+    if (*code == CUDA_SUCCESS && (*code = map_frame(at, size, h)) != CUDA_SUCCESS) {
+        sim_unreserve(at, size);
+    }
+    if (*code != CUDA_SUCCESS) {
+        sim_handle_settle(h);
+        return NULL;
+    }
+    reservation *r = (reservation *)sim_ranges_find(&sim.reservations, at);
+    r->chunk = true;
+    sim.chunks++;
+    sim.reserved_bytes -= size;
+    mapping *m = sim_mapping_at(at);
+    m->chunk = true;
+    m->context = device;
+    m->access[device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (!apply_access(m)) {
+        free_chunk(m);
+        *code = CUDA_ERROR_OUT_OF_MEMORY;
+        return NULL;
+    }
+    return m;
+}
+
+static mapping *chunk_with_room(int device, uint64_t size)
+{
+    for (range *at = sim_ranges_after(&sim.mappings, 0); size < SMALL && at != NULL;
+         at = sim_ranges_after(&sim.mappings, at->end)) {
+        mapping *m = (mapping *)at;
+        if (m->chunk && m->shared && m->context == device &&
+            m->node.end - m->node.start - m->used >= size) {
+            return m;
+        }
+    }
+    return NULL;
+}
 
 CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address)
 {
-    uint64_t rounded = (size + SIM_GRANULARITY - 1) / SIM_GRANULARITY * SIM_GRANULARITY;
-    frame *f = NULL;
-    CUresult code = sim_frame_create(device, rounded, CU_MEM_HANDLE_TYPE_NONE, &f);
-    if (code != CUDA_SUCCESS) {
-        return code;
+    CUresult code = CUDA_SUCCESS;
+    allocation *a = calloc(1, sizeof *a);
+    mapping *m = a == NULL ? NULL : chunk_with_room(device, size);
+    if (a != NULL && m == NULL) {
+        uint64_t rounded = (size + SIM_GRANULARITY - 1) / SIM_GRANULARITY * SIM_GRANULARITY;
+        m = new_chunk(device, rounded, &code);
     }
-    CUdeviceptr at = 0;
-    code = sim_reserve(rounded, SIM_GRANULARITY, 0, &at);
-    if (code == CUDA_SUCCESS && (code = sim_map(at, rounded, f)) != CUDA_SUCCESS) {
-        sim_unreserve(at, rounded);
+    if (m == NULL) {
+        free(a);
+        return code != CUDA_SUCCESS ? code : CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (code != CUDA_SUCCESS) {
-        sim_frame_release(f);
-        return code;
-    }
-    mapping *m = sim_mapping_at(at);
-    m->access[device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    if (!apply_access(m)) {
-        unmap_one(m);
-        sim_unreserve(at, rounded);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    m->reservation->allocation = true;
-    m->reservation->context = device;
-    sim.reserved_bytes -= rounded;
-    sim.allocations++;
-    *address = at;
+    m->shared = size < SMALL;
+    a->chunk = m;
+    a->node.start = m->node.start + m->used;
+    a->node.end = a->node.start + size;
+    m->used += (size + 511) / 512 * 512;
+    m->live++;
+    sim_ranges_insert(&sim.allocations, &a->node);
+    *address = a->node.start;
     return CUDA_SUCCESS;
 }
 
-static void free_allocation(mapping *m)
+void sim_free(allocation *a)
 {
-    reservation *r = m->reservation;
-    unmap_one(m);
-    forget_reservation(r);
-    sim.allocations--;
-}
-
-CUresult sim_free(CUdeviceptr address, const char *call)
-{
-    mapping *m = sim_mapping_at(address);
-    if (m == NULL || !m->reservation->allocation || m->node.start != address) {
-        return CUDA_ERROR_INVALID_VALUE;
+    mapping *m = a->chunk;
+    sim_ranges_remove(&sim.allocations, &a->node);
+    free(a);
+    if (--m->live == 0) {
+        free_chunk(m);
     }
-    sim_history_leave(&m->frame->object, call, address, m->node.end - m->node.start);
-    free_allocation(m);
-    return CUDA_SUCCESS;
 }
 
 /* ---- the end ---------------------------------------------------------------------------------- */
 
 void sim_memory_context_gone(int device)
 {
-    for (range *at = sim_ranges_after(&sim.mappings, 0), *next; at != NULL; at = next) {
-        mapping *m = (mapping *)at;
-        next = sim_ranges_after(&sim.mappings, at->end);
-        if (m->reservation->allocation && m->reservation->context == device) {
-            free_allocation(m);
+    for (range *at = sim_ranges_after(&sim.allocations, 0), *next; at != NULL; at = next) {
+        next = sim_ranges_after(&sim.allocations, at->end);
+        if (((allocation *)at)->chunk->context == device) {
+            sim_free((allocation *)at);
         }
     }
 }
 
 void sim_memory_reset(void)
 {
+    while (sim.allocations.root != NULL) {
+        sim_free((allocation *)sim.allocations.root);
+    }
     for (uint32_t i = 0; i < sim.handle_ids.capacity; i++) {
-        frame *f = sim.handle_ids.objects[i];
-        if (f != NULL) {
-            f->handles--;
-            sim_frame_release(f);
+        frame_handle *h = sim.handle_ids.objects[i];
+        if (h != NULL) {
+            h->count = 0;
+            sim_handle_settle(h);
         }
     }
     while (sim.mappings.root != NULL) {
-        mapping *m = (mapping *)sim.mappings.root;
-        if (m->reservation->allocation) {
-            free_allocation(m);
-        } else {
-            unmap_one(m);
-        }
+        unmap_one((mapping *)sim.mappings.root);
     }
     while (sim.reservations.root != NULL) {
         forget_reservation((reservation *)sim.reservations.root);
     }
+    while (sim.orphans != NULL) {
+        frame *f = sim.orphans;
+        sim.orphans = f->next_orphan;
+        frame_free(f);
+    }
+    sim.handles = 0;
 }

@@ -259,7 +259,9 @@ static void run_host_function(work *w)
         __atomic_store_n((uint32_t *)(uintptr_t)w->to, w->value, __ATOMIC_RELEASE);
     } else {
         pthread_mutex_unlock(&sim.mutex);
+        sim_thread()->in_host_function = true;
         w->function(w->data);
+        sim_thread()->in_host_function = false;
         pthread_mutex_lock(&sim.mutex);
     }
     w->end = sim.run == NULL ? 0 : sim_now();

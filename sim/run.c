@@ -493,10 +493,12 @@ int sim_shared_event_new(void)
 {
     int index = -1;
     lock_run();
-    for (int i = 0; i < SIM_MAX_SHARED_EVENTS && index < 0; i++) {
-        if (sim.run->events[i].users == 0) {
-            sim.run->events[i] = (shared_event){.owner = (int)getpid(), .users = 1};
-            index = i;
+    /* One that was never used, if there is: the handle of a destroyed event can still be opened. */
+    for (int i = 0; i < 2 * SIM_MAX_SHARED_EVENTS && index < 0; i++) {
+        const shared_event *e = &sim.run->events[i % SIM_MAX_SHARED_EVENTS];
+        if (e->users == 0 && (i >= SIM_MAX_SHARED_EVENTS || e->owner == 0)) {
+            index = i % SIM_MAX_SHARED_EVENTS;
+            sim.run->events[index] = (shared_event){.owner = (int)getpid(), .users = 1};
         }
     }
     unlock_run();
@@ -507,7 +509,7 @@ bool sim_shared_event_hold(int index)
 {
     bool there = index >= 0 && index < SIM_MAX_SHARED_EVENTS;
     lock_run();
-    if (there && (there = sim.run->events[index].users > 0)) {
+    if (there && (there = sim.run->events[index].owner != 0)) {
         sim.run->events[index].users++;
     }
     unlock_run();

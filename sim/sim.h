@@ -168,24 +168,45 @@ typedef struct frame {
     uint64_t size;
     int device;
     int fd;
-    int handle_types;
-    int shared; /* index in run.frames, or -1 */
-    uint32_t handles, mappings;
+    int shared;       /* index in run.frames, or -1 */
+    uint32_t handles; /* that stand for it */
+    struct frame *next_orphan;
 } frame;
 
+/* What a program holds of a frame. It is good while somebody holds it or it is mapped somewhere, as
+   the driver has it; an imported frame has a handle of its own. */
+typedef struct frame_handle {
+    uint64_t id;
+    frame *frame;
+    int types;      /* CU_MEM_HANDLE_TYPE_*: how it may be exported */
+    uint32_t count; /* held by the program */
+    uint32_t mappings;
+} frame_handle;
+
 typedef struct reservation {
-    range node;      /* first */
-    bool allocation; /* made by cuMemAlloc */
-    int context;     /* for an allocation: device whose context owns it */
+    range node; /* first */
+    bool chunk; /* made by cuMemAlloc */
 } reservation;
 
 typedef struct mapping {
     range node; /* first */
+    frame_handle *handle;
     frame *frame;
-    reservation *reservation;
     uint8_t access[SIM_MAX_CARDS];
     bool touched; /* the frame is behind the address (access was given once) */
+    /* a chunk of cuMemAlloc: */
+    bool chunk;
+    bool shared;   /* by small allocations */
+    int context;   /* device whose context owns it */
+    uint64_t used; /* bytes handed out, from the start */
+    uint32_t live; /* allocations in it */
 } mapping;
+
+/* One cuMemAlloc. Small ones share a chunk. */
+typedef struct allocation {
+    range node; /* first; what was asked for, to the byte */
+    mapping *chunk;
+} allocation;
 
 typedef struct host_block {
     range node; /* first */
@@ -197,22 +218,24 @@ typedef struct host_block {
 } host_block;
 
 mapping *sim_mapping_at(uint64_t address);
+allocation *sim_allocation_at(uint64_t address);
 host_block *sim_host_block_at(uint64_t address);
 CUresult sim_reserve(uint64_t size, uint64_t alignment, uint64_t hint, CUdeviceptr *address);
 CUresult sim_unreserve(uint64_t address, uint64_t size);
-CUresult sim_frame_create(int device, uint64_t size, int handle_types, frame **out);
-CUresult sim_frame_handle(frame *f, CUmemGenericAllocationHandle *handle);
-CUresult sim_frame_export(frame *f, int *fd);
-CUresult sim_frame_import(int fd, frame **out);
-CUresult sim_map(uint64_t address, uint64_t size, frame *f);
+CUresult sim_frame_create(int device, uint64_t size, int types, frame_handle **out);
+void sim_handle_settle(frame_handle *h); /* gone, if nothing holds it any more */
+CUresult sim_handle_export(frame_handle *h, int *fd);
+CUresult sim_handle_import(int fd, frame_handle **out);
+void sim_orphans_check(void); /* exported frames that only a file descriptor held */
+CUresult sim_map(uint64_t address, uint64_t size, frame_handle *h);
 CUresult sim_unmap(uint64_t address, uint64_t size);
 CUresult sim_set_access(uint64_t address, uint64_t size, const CUmemAccessDesc *access,
                         size_t count);
 CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address);
-CUresult sim_free(CUdeviceptr address, const char *call);
-void sim_frame_release(frame *f); /* if nothing holds it any more */
+void sim_free(allocation *a);
 void sim_memory_context_gone(int device);
 void sim_memory_reset(void);
+
 CUresult sim_host_alloc(int device, uint64_t size, unsigned flags, void **address);
 CUresult sim_host_free(uint64_t address);
 CUresult sim_host_register(int device, uint64_t address, uint64_t size, unsigned flags);
@@ -299,6 +322,7 @@ typedef struct stream {
     uint32_t slot;
     int device;
     bool non_blocking, is_default, dead;
+    bool nobodys; /* a default or per-thread stream: not the program's to destroy */
     int priority;
     uint64_t sequence; /* of the last entry */
     vclock order;
@@ -331,7 +355,7 @@ void sim_vclock_reserve(vclock *clock, uint32_t count);
 
 stream *sim_stream_new(int device, bool non_blocking, int priority); /* NULL: no host memory */
 void sim_stream_retire(stream *s); /* destroyed: its work goes on */
-stream *sim_stream_get(CUstream handle, int device, CUresult *code);
+stream *sim_stream_get(CUstream handle, CUresult *code);
 /* Enter a call that names a stream. NULL: return sim_leave(*code). */
 stream *sim_enter_stream(int function, CUstream handle, CUresult *code);
 void sim_stream_context_gone(int device);
@@ -372,6 +396,7 @@ CUresult sim_copy(const char *call, stream *s, uint64_t to, int to_device, uint6
 CUresult sim_set(const char *call, stream *s, uint64_t to, uint32_t value, uint64_t count,
                  unsigned width);
 void sim_effect(work *w);
+void sim_source_remember(work *w);
 void sim_source_check(work *w);
 void sim_sources_settle(uint64_t address, uint64_t bytes);
 CUresult sim_word(const char *call, stream *s, uint64_t address, uint32_t value, int test);
@@ -403,7 +428,6 @@ bool sim_capture_any(int device);
 void sim_capture_event_gone(event *e);
 void sim_capture_stream_gone(stream *s);
 void sim_capture_reset(void);
-CUresult sim_capture_check(stream *s);          /* 901 if the stream's capture is dead */
 CUresult sim_capture_check_implicit(stream *s); /* 906: the default stream beside a capture */
 uint64_t sim_capture_count(void);
 
@@ -451,11 +475,12 @@ typedef struct simulator {
     vclock host;        /* what the host has observed */
     uint64_t host_version;
     ids stream_ids, event_ids, handle_ids, graph_ids;
-    ranges reservations, mappings, host_blocks;
+    ranges reservations, mappings, allocations, host_blocks;
     frame *shared_frames[SIM_MAX_SHARED_FRAMES]; /* by index in run->frames: those we hold */
-    memory_object *objects;                      /* those with a history */
+    frame *orphans;         /* exported, held by nobody but a file descriptor somewhere */
+    memory_object *objects; /* those with a history */
     uint64_t pieces, sweep_at;
-    uint64_t frames, frame_bytes, mapped_bytes, reserved_bytes, allocations, works;
+    uint64_t frames, frame_bytes, mapped_bytes, reserved_bytes, handles, chunks, works;
     uint64_t streams_alive;
     int next_stream_number;
     bool helper_running;
@@ -469,6 +494,8 @@ typedef struct thread_state {
     int depth;
     int mode; /* CUstreamCaptureMode */
     long number;
+    bool in_host_function;              /* the driver's own thread, in a program's function */
+    uint64_t own_stream[SIM_MAX_CARDS]; /* CU_STREAM_PER_THREAD: ids, made on first use */
 } thread_state;
 
 thread_state *sim_thread(void);

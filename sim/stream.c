@@ -25,7 +25,10 @@
 void sim_vclock_reserve(vclock *clock, uint32_t count)
 {
     if (clock->count < count) {
-        uint32_t room = count < 16 ? 16 : count * 2;
+        uint32_t room = 16; /* powers of two, or clocks that join each other would double in turn */
+        while (room < count) {
+            room *= 2;
+        }
         clock->at = realloc(clock->at, room * sizeof *clock->at);
         if (clock->at == NULL) {
             abort(); /* a simulator that cannot remember an order must not go on */
@@ -244,7 +247,8 @@ void sim_queue(stream *s, work *w)
     } else if (w->kind == ENTRY_WORK && w->effect != EFFECT_NONE && way) {
         fill_with_pattern(w);
     }
-    if (w->check_source) {
+    if (w->source_pinned && way) {
+        sim_source_remember(w);
         w->refs++;
         if (s->last_check == NULL) {
             s->checks = w;
@@ -390,7 +394,7 @@ stream *sim_stream_new(int device, bool non_blocking, int priority)
         return NULL;
     }
     s->dead = false;
-    s->is_default = false;
+    s->is_default = s->nobodys = false;
     s->device = device;
     s->non_blocking = non_blocking;
     s->priority = priority;
@@ -410,24 +414,42 @@ void sim_stream_retire(stream *s)
     sim.streams_alive--;
 }
 
-/* The stream a handle means on this device; NULL and a code where there is none. */
-stream *sim_stream_get(CUstream handle, int device, CUresult *code)
+/* The calling thread's own stream, made when it is first used. It takes part in the default
+   stream's order like any blocking stream. */
+static stream *per_thread(int device)
 {
-    *code = CUDA_SUCCESS;
-    if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
-        return sim.contexts[device].default_stream;
-    }
-    stream *s = sim_ids_get(&sim.stream_ids, (uint64_t)(uintptr_t)handle);
-    if (s == NULL) {
-        *code = CUDA_ERROR_INVALID_HANDLE;
+    uint64_t *id = &sim_thread()->own_stream[device];
+    stream *s = sim_ids_get(&sim.stream_ids, *id);
+    if (s == NULL && (s = sim_stream_new(device, false, 0)) != NULL) {
+        sim.streams_alive--; /* nobody destroys it */
+        s->nobodys = true;
+        *id = s->id;
     }
     return s;
+}
+
+/* The stream a handle means; its context is the current one only for the default streams. */
+stream *sim_stream_get(CUstream handle, CUresult *code)
+{
+    const context *c = sim_current();
+    stream *s = NULL;
+    *code = CUDA_SUCCESS;
+    if (handle != NULL && handle != CU_STREAM_LEGACY && handle != CU_STREAM_PER_THREAD) {
+        s = sim_ids_get(&sim.stream_ids, (uint64_t)(uintptr_t)handle);
+        *code = s == NULL ? CUDA_ERROR_INVALID_HANDLE : sim.contexts[s->device].lost;
+    } else if (c == NULL || !c->active) {
+        *code = c == NULL ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    } else {
+        s = handle == CU_STREAM_PER_THREAD ? per_thread(c->device) : c->default_stream;
+        *code = s == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    }
+    return *code == CUDA_SUCCESS ? s : NULL;
 }
 
 stream *sim_enter_stream(int function, CUstream handle, CUresult *code)
 {
     *code = sim_enter((function_id)function);
-    return *code != CUDA_SUCCESS ? NULL : sim_stream_get(handle, sim_current()->device, code);
+    return *code != CUDA_SUCCESS ? NULL : sim_stream_get(handle, code);
 }
 
 void sim_stream_context_gone(int device)
@@ -436,7 +458,7 @@ void sim_stream_context_gone(int device)
         stream *s = sim.streams[i];
         if (s->device == device && !s->dead) {
             sim_stream_retire(s);
-            sim.streams_alive += s->is_default; /* it was never counted */
+            sim.streams_alive += s->nobodys; /* it was never counted */
         }
     }
 }

@@ -25,7 +25,7 @@ simulator sim = {.mutex = PTHREAD_MUTEX_INITIALIZER,
                  .handle_ids = {.tag = 3},
                  .graph_ids = {.tag = 4}};
 
-enum { ANY, INIT, CTX, UNSAFE };
+enum { ANY, INIT, GUARDED, CTX, UNSAFE };
 
 static const struct {
     const char *name; /* what cuGetProcAddress is asked for */
@@ -176,6 +176,9 @@ CUresult sim_enter(function_id function)
     if (!sim.initialised) {
         return CUDA_ERROR_NOT_INITIALIZED;
     }
+    if (sim_thread()->in_host_function) {
+        return CUDA_ERROR_NOT_PERMITTED;
+    }
     const context *current = sim_current();
     if (current != NULL && current->lost != CUDA_SUCCESS) {
         return current->lost;
@@ -186,7 +189,7 @@ CUresult sim_enter(function_id function)
     if (needs >= CTX && !current->active) {
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     }
-    if (needs == UNSAFE && sim_capture_forbids()) {
+    if ((needs == UNSAFE || needs == GUARDED) && sim_capture_forbids()) {
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     return CUDA_SUCCESS;
@@ -347,14 +350,14 @@ void ebbsim_census_take(ebbsim_census *census)
     size_t size = census->size;
     ebbsim_census c = {.size = size};
     pthread_mutex_lock(&sim.mutex);
-    c.reservations = sim.reservations.count - sim.allocations;
+    c.reservations = sim.reservations.count - sim.chunks;
     c.reserved_bytes = sim.reserved_bytes;
-    c.handles = sim.handle_ids.count;
+    c.handles = sim.handles;
     c.frames = sim.frames;
     c.frame_bytes = sim.frame_bytes;
-    c.mappings = sim.mappings.count;
+    c.mappings = sim.mappings.count - sim.chunks;
     c.mapped_bytes = sim.mapped_bytes;
-    c.allocations = sim.allocations;
+    c.allocations = sim.allocations.count;
     c.host_blocks = sim.host_blocks.count;
     c.streams = sim.streams_alive;
     c.events = sim.event_ids.count;

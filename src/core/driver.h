@@ -21,8 +21,10 @@
  * X(need, name, since, parameters): `since` is the CUDA version that brought this form of the
  * function, `need` is REQUIRED, or OPTIONAL for what we can do without (the entry is NULL then).
  *
- * Grouped as the driver's documentation groups them.
+ * Grouped as the driver's documentation groups them. Formatted by hand: clang-format takes
+ * "type *name" in here for a product.
  */
+/* clang-format off */
 #define EBB__DRIVER_FUNCTIONS(X)                                                                   \
     /* errors, start, devices */                                                                   \
     X(REQUIRED, cuGetErrorName, 6000, (CUresult code, const char **name))                          \
@@ -42,10 +44,10 @@
     X(REQUIRED, cuDevicePrimaryCtxRelease, 11000, (CUdevice device))                               \
     X(REQUIRED, cuDevicePrimaryCtxGetState, 7000, (CUdevice device, unsigned *flags, int *active)) \
     X(REQUIRED, cuCtxPushCurrent, 4000, (CUcontext context))                                       \
-    X(REQUIRED, cuCtxPopCurrent, 4000, (CUcontext * context))                                      \
-    X(REQUIRED, cuCtxGetCurrent, 4000, (CUcontext * context))                                      \
+    X(REQUIRED, cuCtxPopCurrent, 4000, (CUcontext *context))                                       \
+    X(REQUIRED, cuCtxGetCurrent, 4000, (CUcontext *context))                                       \
     X(REQUIRED, cuCtxSetCurrent, 4000, (CUcontext context))                                        \
-    X(REQUIRED, cuCtxGetDevice, 2000, (CUdevice * device))                                         \
+    X(REQUIRED, cuCtxGetDevice, 2000, (CUdevice *device))                                          \
     X(REQUIRED, cuCtxSynchronize, 2000, (void))                                                    \
     X(OPTIONAL, cuCtxRecordEvent, 12050, (CUcontext context, CUevent event))                       \
     /* addresses and physical memory */                                                            \
@@ -100,9 +102,9 @@
     X(REQUIRED, cuMemsetD32Async, 3020,                                                            \
       (CUdeviceptr to, unsigned value, size_t count, CUstream stream))                             \
     /* streams and events */                                                                       \
-    X(REQUIRED, cuStreamCreate, 2000, (CUstream * stream, unsigned flags))                         \
+    X(REQUIRED, cuStreamCreate, 2000, (CUstream *stream, unsigned flags))                          \
     X(REQUIRED, cuStreamCreateWithPriority, 5050,                                                  \
-      (CUstream * stream, unsigned flags, int priority))                                           \
+      (CUstream *stream, unsigned flags, int priority))                                            \
     X(REQUIRED, cuStreamDestroy, 4000, (CUstream stream))                                          \
     X(REQUIRED, cuStreamQuery, 2000, (CUstream stream))                                            \
     X(REQUIRED, cuStreamSynchronize, 2000, (CUstream stream))                                      \
@@ -113,24 +115,25 @@
     X(REQUIRED, cuStreamWriteValue32, 11070,                                                       \
       (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags))                      \
     X(REQUIRED, cuLaunchHostFunc, 10000, (CUstream stream, CUhostFn function, void *data))         \
-    X(REQUIRED, cuEventCreate, 2000, (CUevent * event, unsigned flags))                            \
+    X(REQUIRED, cuEventCreate, 2000, (CUevent *event, unsigned flags))                             \
     X(REQUIRED, cuEventDestroy, 4000, (CUevent event))                                             \
     X(REQUIRED, cuEventRecord, 2000, (CUevent event, CUstream stream))                             \
     X(REQUIRED, cuEventQuery, 2000, (CUevent event))                                               \
     X(REQUIRED, cuEventSynchronize, 2000, (CUevent event))                                         \
     X(REQUIRED, cuEventElapsedTime, 2000, (float *milliseconds, CUevent start, CUevent end))       \
-    X(REQUIRED, cuIpcGetEventHandle, 4010, (CUipcEventHandle * handle, CUevent event))             \
-    X(REQUIRED, cuIpcOpenEventHandle, 4010, (CUevent * event, CUipcEventHandle handle))            \
+    X(REQUIRED, cuIpcGetEventHandle, 4010, (CUipcEventHandle *handle, CUevent event))              \
+    X(REQUIRED, cuIpcOpenEventHandle, 4010, (CUevent *event, CUipcEventHandle handle))             \
     /* captures */                                                                                 \
     X(REQUIRED, cuStreamBeginCapture, 10010, (CUstream stream, CUstreamCaptureMode mode))          \
     X(REQUIRED, cuStreamEndCapture, 10000, (CUstream stream, CUgraph *graph))                      \
     X(REQUIRED, cuStreamIsCapturing, 10000, (CUstream stream, CUstreamCaptureStatus *status))      \
-    X(REQUIRED, cuThreadExchangeStreamCaptureMode, 10010, (CUstreamCaptureMode * mode))            \
+    X(REQUIRED, cuThreadExchangeStreamCaptureMode, 10010, (CUstreamCaptureMode *mode))             \
     X(REQUIRED, cuGraphInstantiateWithFlags, 11040,                                                \
-      (CUgraphExec * exec, CUgraph graph, unsigned long long flags))                               \
+      (CUgraphExec *exec, CUgraph graph, unsigned long long flags))                                \
     X(REQUIRED, cuGraphLaunch, 10000, (CUgraphExec exec, CUstream stream))                         \
     X(REQUIRED, cuGraphExecDestroy, 10000, (CUgraphExec exec))                                     \
     X(REQUIRED, cuGraphDestroy, 10000, (CUgraph graph))
+/* clang-format on */
 
 typedef struct ebb__driver {
 #define EBB__DRIVER_MEMBER(need, name, since, parameters) CUresult(*name) parameters;
@@ -153,5 +156,12 @@ ebb_status ebb__driver_open(ebb__driver *driver, const char *path, char *detail,
 
 /* Let go of the library. The table must not be used afterwards. Harmless on an all-zero table. */
 void ebb__driver_close(ebb__driver *driver);
+
+/*
+ * Say in `detail`, of `length` bytes (may be NULL), that `call` failed with `code`, by name and by
+ * number. Always EBB_DRIVER_FAILED, so that a caller can return it.
+ */
+ebb_status ebb__driver_failed(const ebb__driver *driver, const char *call, CUresult code,
+                              char *detail, size_t length);
 
 #endif

@@ -1,0 +1,37 @@
+# Thin: each target is a line; the work is in tools/ and CMakePresets.json.
+
+python = $$(tools/env)
+sim = $(CURDIR)/build/release/python/ebbtide/libebbtide_sim.so
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r a b; do printf '  make %-10s %s\n' "$$a" "$$b"; done
+
+demo: setup ## a short tour, on the simulated GPU
+	@python=$(python) && tools/build release && PYTHONPATH=build/release/python $$python -m ebbtide demo
+
+test: setup ## everything CI checks; what needs a GPU is skipped where there is none
+	@python=$(python) && tools/test $$python
+
+bench: setup ## benchmarks, on the simulated GPU
+	@tools/build release && EBBTIDE_DRIVER=$(sim) tools/bench
+
+test-gpu: ## the driver and GPU tests, with this machine's own Python; installs nothing
+	@tools/gpu test
+
+bench-gpu: ## benchmarks on the GPU, likewise
+	@tools/gpu bench
+
+env: setup ## prepare the Python environment and print its python (make -s env)
+	@tools/env
+
+format: setup ## let clang-format and ruff have their way
+	@git ls-files --cached --others --exclude-standard '*.[ch]' | xargs clang-format -i
+	@python=$(python) && $$python -m ruff format --quiet . && $$python -m ruff check --quiet --fix .
+
+clean: ## forget what was built; the environment stays
+	@rm -rf build dist
+
+setup:
+	@tools/setup
+
+.PHONY: help demo test bench test-gpu bench-gpu env format clean setup

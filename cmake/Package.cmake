@@ -1,0 +1,37 @@
+# The Python package: build/<preset>/python/ebbtide holds the extension, the simulated GPU and links
+# to the Python files, so that PYTHONPATH=build/<preset>/python is a working installation of this
+# clone. scikit-build-core makes the wheel from the same targets.
+
+set(package ${CMAKE_BINARY_DIR}/python/ebbtide)
+set(natives "")
+if(TARGET ebbtide_sim)
+    list(APPEND natives ebbtide_sim)
+endif()
+
+if(EBB_PYTHON)
+    find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+    add_library(_core MODULE python/ebbtide/_core.c)
+    target_compile_definitions(_core PRIVATE Py_LIMITED_API=0x030A0000)
+    # System headers: Python's own do not pass our warnings.
+    target_include_directories(_core SYSTEM PRIVATE ${Python_INCLUDE_DIRS})
+    target_link_libraries(_core PRIVATE ebbtide_core)
+    set_target_properties(_core PROPERTIES PREFIX "" SUFFIX .abi3.so)
+    list(APPEND natives _core)
+endif()
+
+if(natives)
+    set_target_properties(${natives} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${package})
+endif()
+
+if(SKBUILD)
+    install(TARGETS ${natives} LIBRARY DESTINATION ebbtide)
+else()
+    file(MAKE_DIRECTORY ${package})
+    file(GLOB entries CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/python/ebbtide/*)
+    foreach(entry IN LISTS entries)
+        get_filename_component(name ${entry} NAME)
+        if(NOT name MATCHES "\\.c$|\\.so$|^__pycache__$")
+            file(CREATE_LINK ${entry} ${package}/${name} SYMBOLIC)
+        endif()
+    endforeach()
+endif()

@@ -1,0 +1,25 @@
+"""The command line: one module for each command, imported only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+
+import ebbtide
+
+COMMANDS = {
+    "info": "what Ebbtide finds on this machine, and in its simulated GPU",
+    "demo": "a short tour of the simulated GPU",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit status. Wrong arguments end the program with status 2."""
+    parser = argparse.ArgumentParser(prog="python -m ebbtide", description=ebbtide.__doc__)
+    parser.add_argument("--version", action="version", version=f"ebbtide {ebbtide.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for name, summary in COMMANDS.items():
+        commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+    command = parser.parse_args(arguments).command
+    return importlib.import_module(f"ebbtide.cli.{command}").main() or 0

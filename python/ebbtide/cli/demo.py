@@ -1,0 +1,504 @@
+"""python -m ebbtide demo: a short tour of the simulated GPU.
+
+Every figure shown was asked of the simulator a moment before, and every line with a tick was
+checked: the exit code is 0 only if all of it was true.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from ebbtide import sim
+from ebbtide.cli import _draw as draw
+from ebbtide.sim import Card, Event, Frame, Pinned, Stream
+
+MIB, GIB, TIB = 1 << 20, 1 << 30, 1 << 40
+FRAME = 32 * MIB
+WIDTH = 80  # also in a wider terminal: long lines are hard to read
+
+
+class Tour:
+    """The terminal, and what the acts hand on to each other."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False)
+        self.console.width = min(self.console.width, WIDTH)
+        self.plain = self.console.options.ascii_only
+        # Somebody is watching: let them follow. Into a pipe, all at once.
+        self.live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self.statements = self.untrue = 0
+        self.frames: list[Frame] = []
+        self.card: Card
+        self.base: int
+        self.streams: list[Stream]
+        self.staging: Pinned
+        self.events: list[Event] = []
+
+    # ---- telling ----
+
+    def pause(self, seconds: float) -> None:
+        if self.live:
+            time.sleep(seconds)
+
+    def act(self, number: int, title: str) -> None:
+        self.console.print()
+        heading = Text.assemble((f" {number} ", "bold reverse cyan"), (f" {title} ", "bold"))
+        rule = "-" if self.plain else "─"
+        self.console.print(Rule(heading, align="left", characters=rule, style="cyan"))
+
+    def say(self, words: str) -> None:
+        """A paragraph that tells what is about to be seen."""
+        self.show(Text(words, "italic"))
+        self.console.print()
+        self.pause(0.5)
+
+    def show(self, what: RenderableType, space: bool = False) -> None:
+        self.console.print(Padding(what, (0, 2), expand=False))
+        if space:
+            self.console.print()
+
+    def animate(self, pictures: Iterable[RenderableType], seconds: float) -> None:
+        """Show one picture after the other in the same place; the last alone if nobody watches."""
+        if self.live:
+            with Live(console=self.console, auto_refresh=False) as screen:
+                for picture in pictures:
+                    screen.update(picture, refresh=True)
+                    self.pause(seconds)
+        else:
+            self.console.print(*collections.deque(pictures, maxlen=1))
+        self.console.print()
+
+    def holds(self, condition: bool, words: str) -> None:
+        """A statement, and whether it is true."""
+        self.statements += 1
+        self.untrue += not condition
+        glyph = ("ok " if condition else "NO ") if self.plain else ("✓ " if condition else "✗ ")
+        line = Table.grid(padding=(0, 0))
+        line.add_row(Text(f"  {glyph}", "bold green" if condition else "bold red"), Text(words))
+        self.console.print(line)
+        self.pause(0.12)
+
+    # ---- asking ----
+
+    def event(self) -> Event:
+        """An event that the last act destroys."""
+        self.events.append(self.card.event())
+        return self.events[-1]
+
+    def page(self, number: int) -> int:
+        """The address of a page of the tour's terabyte."""
+        return self.base + number * FRAME
+
+    def memory_bar(self, others: int = 0) -> Text:
+        """Who has the card's memory, by the driver's own account."""
+        memory = self.card.memory()
+        frames = sim.census().frame_bytes
+        parts = [
+            draw.Part("context", memory.used - frames - others, "▓", "blue"),
+            draw.Part("frames", frames, "█", "cyan"),
+            draw.Part("free", memory.free, "░", "dim"),
+        ]
+        if others:
+            parts.insert(0, draw.Part("somebody else", others, "▒", "yellow"))
+        return draw.bar(parts, memory.total, self.console.width - 4, self.plain)
+
+
+# ---- 1 ------------------------------------------------------------------------------------------
+
+
+def a_card_appears(tour: Tour) -> None:
+    tour.say(
+        "No GPU, no driver, no CUDA: a library that has the driver's own functions, and this "
+        "machine's memory. Its figures are an H200's. Any of them can be changed."
+    )
+    sim.virtual_clock()
+    sim.on_hazard("quiet")  # the tour prints them itself
+    tour.card = card = sim.add_card(memory=8 * GIB)
+    figures, memory = card.figures, card.memory()
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column(style="dim")
+    table.add_row("name", Text(card.name, "bold cyan"))
+    table.add_row("memory", f"{draw.size(memory.total)} in pieces of {draw.size(card.granularity)}")
+    table.add_row("memory rate", draw.rate(figures.memory_rate))
+    table.add_row(
+        "link",
+        f"{draw.rate(figures.h2d_rate)} in, {draw.rate(figures.d2h_rate)} out, "
+        f"{draw.rate(figures.duplex_rate)} each way at once",
+    )
+    table.add_row("not pinned", draw.rate(figures.pageable_rate))
+    table.add_row("arithmetic", f"{figures.flops / 1e12:.0f} TFLOPS")
+    table.add_row("context", f"{draw.size(figures.context)} for each process")
+    tour.show(table, space=True)
+    tour.holds(memory.total == 8 * GIB, f"the driver shows {draw.size(memory.total)}")
+    tour.holds(
+        memory.used == figures.context,
+        f"{draw.size(memory.free)} of it is free: this process's context takes the rest",
+    )
+
+
+# ---- 2 ------------------------------------------------------------------------------------------
+
+
+def addresses_are_free(tour: Tour) -> None:
+    card = tour.card
+    tour.say(
+        "Reserve a terabyte of addresses on this card of 8 GiB, then put frames of physical "
+        "memory behind some of them."
+    )
+    before, start = card.memory().free, sim.now()
+    tour.base = card.reserve(TIB)
+    took = sim.now() - start
+    tour.holds(
+        card.memory().free == before,
+        f"{draw.size(TIB)} reserved in {took / 1e3:.0f} us; not a byte of memory is gone",
+    )
+    tour.console.print()
+
+    def filling() -> Iterator[Text]:
+        for number in range(96):
+            frame = card.create(FRAME)
+            card.map(tour.page(number), frame)
+            card.access(tour.page(number), FRAME)
+            tour.frames.append(frame)
+            if number % 4 == 3:
+                yield tour.memory_bar()
+
+    tour.animate(filling(), 0.03)
+    used = before - card.memory().free
+    tour.holds(
+        used == len(tour.frames) * FRAME,
+        f"{len(tour.frames)} frames of {draw.size(FRAME)} took {draw.size(used)}",
+    )
+    try:
+        there = bool(sim.peek(tour.page(96), 1))
+    except ValueError:
+        there = False
+    tour.holds(not there, f"no frame, no memory: to touch {tour.page(96):#x} is a real fault")
+    one_frame_two_addresses(tour)
+    somebody_else(tour)
+
+
+def one_frame_two_addresses(tour: Tour) -> None:
+    card, free = tour.card, tour.card.memory().free
+    here, there = tour.page(0), tour.base + TIB // 2
+    card.map(there, tour.frames[0])
+    card.access(there, FRAME)
+    card.fill(here, 0x5E, 4096, card.default_stream)
+    card.default_stream.synchronize()
+    tour.holds(
+        sim.peek(there, 4) == b"\x5e" * 4 and card.memory().free == free,
+        f"one frame behind two addresses: {sim.peek(there, 1)[0]:#x}, written at one, is read at "
+        "the other",
+    )
+    card.unmap(there, FRAME)
+
+
+def somebody_else(tour: Tour) -> None:
+    card, others = tour.card, 4 * GIB
+    card.others_use(others)
+    tour.console.print()
+    tour.console.print(tour.memory_bar(others))
+    tour.console.print()
+    free, answer = card.memory().free, "success"
+    try:
+        card.create(2 * GIB)
+    except sim.CallFailed as failed:
+        answer = failed.name
+    tour.holds(
+        answer == "CUDA_ERROR_OUT_OF_MEMORY" and card.memory().free == free,
+        f"another process has {draw.size(others)}; asking for {draw.size(2 * GIB)} gives {answer}",
+    )
+    card.others_use(0)
+
+
+# ---- 3 ------------------------------------------------------------------------------------------
+
+LAYERS, KERNEL = 4, 500_000  # nanoseconds
+
+
+def stream_layers(tour: Tour, copies: Stream, compute: Stream) -> list[list[draw.Span]]:
+    """Copy each layer's weights in and run its kernel; the spans of the copies and the kernels."""
+    card, marks = tour.card, []
+    begin = tour.event().record(copies)
+    for layer in range(LAYERS):
+        copied = [tour.event().record(copies)]
+        card.copy_in(tour.page(layer), tour.staging, copies)
+        copied.append(tour.event().record(copies))
+        compute.wait(copied[1])
+        ran = [tour.event().record(compute)]
+        weights = (tour.page(layer), FRAME)
+        card.launch(f"layer {layer}", compute, reads=[weights], nanoseconds=KERNEL)
+        ran.append(tour.event().record(compute))
+        marks.append((copied, ran))
+    compute.synchronize()
+    copies.synchronize()
+    return [
+        [
+            draw.Span(f"{layer}", *(event.since(begin) for event in pair[kind]))
+            for layer, pair in enumerate(marks)
+        ]
+        for kind in (0, 1)
+    ]
+
+
+def time_is_modelled(tour: Tour) -> None:
+    card = tour.card
+    tour.say(
+        f"{LAYERS} layers of {draw.size(FRAME)} are copied in and used: first all on one stream, "
+        "then copies on a stream of their own, each kernel waiting for its copy's event."
+    )
+    tour.staging = card.pinned(FRAME)
+    tour.staging.fill(0x42)
+    tour.streams = [card.stream(), card.stream()]
+    one = stream_layers(tour, tour.streams[0], tour.streams[0])
+    two = stream_layers(tour, *tour.streams)
+    lanes = [
+        draw.Lane("one stream   link", "cyan", one[0]),
+        draw.Lane("          compute", "yellow", one[1]),
+        draw.Lane("two streams  link", "cyan", two[0]),
+        draw.Lane("          compute", "yellow", two[1]),
+    ]
+    span = max(one[1][-1].end, two[1][-1].end)
+    width = tour.console.width - 2
+    steps = (span * step / 40 for step in range(1, 41))
+    pictures = (draw.timeline(lanes, span, width, tour.plain, until) for until in steps)
+    tour.animate(pictures, 0.03)
+    copy = two[0][0].end - two[0][0].start
+    model = (card.figures.copy_latency + FRAME / card.figures.h2d_rate * 1e9) / 1e6
+    tour.holds(
+        abs(copy - model) < 0.01,
+        f"a copy takes {copy:.3f} ms: {draw.size(FRAME)} at {draw.rate(card.figures.h2d_rate)}",
+    )
+    tour.holds(
+        all(ran.start >= copied.end for copied, ran in zip(*two, strict=True)),
+        "no kernel starts before its copy has ended",
+    )
+    tour.holds(
+        two[1][-1].end < one[1][-1].end,
+        f"overlapped it takes {two[1][-1].end:.2f} ms instead of {one[1][-1].end:.2f} ms",
+    )
+    again = stream_layers(tour, *tour.streams)
+    tour.holds(
+        [[dataclasses.astuple(s) for s in lane] for lane in again]
+        == [[dataclasses.astuple(s) for s in lane] for lane in two],
+        "a second run gives the same times, to the nanosecond: nothing here is luck",
+    )
+
+
+# ---- 4 ------------------------------------------------------------------------------------------
+
+
+def work_happens_late(tour: Tour) -> None:
+    card, (stream, _), page = tour.card, tour.streams, tour.page(90)
+    tour.say(
+        "A copy has its effect as late as the rules allow: when something ordered after it looks, "
+        "and not a moment earlier. Until then its destination holds a pattern."
+    )
+    styles = {0x00: "dim", sim.PATTERN: "yellow", 0x42: "bold green"}
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column(style="dim")
+    seen = []
+
+    def looking() -> Iterator[RenderableType]:
+        for when, happens in (
+            ("before", lambda: None),
+            ("the copy is queued", lambda: card.copy_in(page, tour.staging, stream)),
+            ("5 ms later: over, by the clock", lambda: sim.let_pass(5_000_000)),
+            ("somebody has waited for it", stream.synchronize),
+        ):
+            happens()
+            seen.append(sim.peek(page, 12))
+            table.add_row(when, draw.hexes(seen[-1], styles))
+            yield Padding(table, (0, 2), expand=False)
+
+    tour.animate(looking(), 0.35)
+    expected = [bytes(12), bytes([sim.PATTERN] * 12), bytes([sim.PATTERN] * 12), b"\x42" * 12]
+    tour.holds(seen == expected, "whoever forgets to wait reads rubbish, every time")
+
+
+# ---- 5 ------------------------------------------------------------------------------------------
+
+
+def unmap_too_early(card: Card, page: int, staging: Pinned, stream: Stream) -> None:
+    card.copy_in(page, staging, stream)
+    sim.let_pass(5_000_000)  # long over, by the clock
+    card.unmap(page, staging.bytes)
+
+
+def unmap_behind_a_fence(
+    card: Card, page: int, staging: Pinned, stream: Stream, fence: Event
+) -> None:
+    card.copy_in(page, staging, stream)
+    fence.record(stream).synchronize()
+    card.unmap(page, staging.bytes)
+
+
+def a_hazard_is_caught(tour: Tour) -> None:
+    card, stream, staging = tour.card, tour.streams[0], tour.staging
+    tour.say(
+        "Nothing keeps a GPU from unmapping memory that a copy still writes. There it goes well "
+        "for weeks, then it does not. Here it is reported, because nothing orders the two."
+    )
+    tour.console.print(draw.source(unmap_too_early))
+    tour.console.print()
+    tour.pause(0.5)
+    unmap_too_early(card, tour.page(94), staging, stream)
+    found = sim.hazards()
+    if found:
+        tour.console.print(draw.hazard(found[0]))
+        tour.console.print()
+    tour.pause(0.8)
+    tour.holds(
+        len(found) == 1
+        and found[0].kind is sim.Kind.UNMAP
+        and found[0].first.call == "cuMemcpyHtoDAsync"
+        and found[0].second.call == "cuMemUnmap",
+        "one report, and it names both sides: call, stream, range, time, thread",
+    )
+    tour.console.print()
+    tour.console.print(draw.source(unmap_behind_a_fence))
+    tour.console.print()
+    tour.pause(0.5)
+    sim.clear_hazards()
+    unmap_behind_a_fence(card, tour.page(95), staging, stream, tour.event())
+    tour.holds(sim.hazard_count() == 0, "the corrected program is met with silence")
+
+
+# ---- 6 ------------------------------------------------------------------------------------------
+
+
+def any_call_can_fail(tour: Tour) -> None:
+    card, nth, code = tour.card, 2, "CUDA_ERROR_NOT_READY"
+    tour.say(
+        "A driver's cuMemSetAccess is not ready now and then, for no reason of yours. "
+        f"Let call {nth} from now be such a one, and see whether the program copes."
+    )
+    sim.fail("cuMemSetAccess", nth=nth, code=code)
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
+    for column in ("call", "page", "answer"):
+        table.add_column(column)
+    answers = []
+    pages = [tour.page(number) for number in (94, 95)]
+    for page, frame in zip(pages, tour.frames[94:], strict=True):
+        card.map(page, frame)
+        while len(answers) < 8:  # the next attempt may pass; a hundred in a row would be a bug
+            try:
+                card.access(page, FRAME)
+                answers.append("CUDA_SUCCESS")
+            except sim.CallFailed as failed:
+                answers.append(failed.name)
+            good = answers[-1] == "CUDA_SUCCESS"
+            answer = Text(answers[-1], "green" if good else "bold yellow")
+            table.add_row(f"cuMemSetAccess {len(answers)}", f"{page:#x}", answer)
+            if good:
+                break
+    tour.show(table, space=True)
+    tour.holds(
+        answers == ["CUDA_SUCCESS", code, "CUDA_SUCCESS"] and sim.failures() == 1,
+        f"call {nth} failed as planned, and only that one; tried again, it passed",
+    )
+    tour.holds(
+        all(len(sim.peek(page, 1)) == 1 for page in pages) and sim.check() is None,
+        "both pages have their memory, and the simulator's books balance",
+    )
+
+
+# ---- 7 ------------------------------------------------------------------------------------------
+
+
+def nothing_is_left(tour: Tour) -> None:
+    card = tour.card
+    tour.say("Give everything back, and count what is left.")
+    before = sim.census()
+    for number, frame in enumerate(tour.frames):
+        card.unmap(tour.page(number), FRAME)
+        frame.release()
+    card.unreserve(tour.base, TIB)
+    tour.staging.free()
+    for thing in (*tour.events, *tour.streams):
+        thing.destroy()
+    free = card.memory()
+    card.close()
+    after = sim.census()
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
+    table.add_column("")
+    table.add_column("held", justify="right", style="cyan")
+    table.add_column("left", justify="right")
+    for name, count in before.left().items():
+        left = getattr(after, name)
+        shown = [draw.size(n) if name.endswith("bytes") and n else str(n) for n in (count, left)]
+        style = "bold green" if left == 0 else "bold red"
+        table.add_row(name.replace("_", " "), shown[0], Text(shown[1], style))
+    tour.show(table, space=True)
+    tour.holds(
+        free.used == card.figures.context,
+        f"{draw.size(free.free)} is free again, as in the beginning",
+    )
+    tour.holds(after.left() == {}, "the census is empty: nothing leaked")
+
+
+ACTS: list[tuple[str, Callable[[Tour], None]]] = [
+    ("A card appears", a_card_appears),
+    ("Addresses are free, memory is not", addresses_are_free),
+    ("Time is modelled", time_is_modelled),
+    ("Work happens late", work_happens_late),
+    ("A hazard is caught", a_hazard_is_caught),
+    ("Any call can be made to fail", any_call_can_fail),
+    ("Nothing is left behind", nothing_is_left),
+]
+
+
+def play(tour: Tour) -> None:
+    """All acts; an unexpected answer of the simulator is an untrue statement, and the last."""
+    for number, (title, act) in enumerate(ACTS, 1):
+        tour.act(number, title)
+        try:
+            act(tour)
+        except (sim.CallFailed, ValueError) as error:
+            tour.holds(False, f"this was not to happen: {error}")
+            return
+        tour.pause(0.4)
+
+
+def main() -> int:
+    """Give the tour; 0 if everything was as told."""
+    # The tour's card is its own, whatever run other processes share.
+    os.environ.pop("EBBTIDE_SIM_RUN", None)
+    tour = Tour()
+    start = time.monotonic()
+    tour.console.print()
+    wave = "~~~" if tour.plain else "≈≈≈"
+    tour.show(Text.assemble((f"{wave} Ebbtide {wave}", "bold cyan"), "  the simulated GPU, a tour"))
+    try:
+        play(tour)
+    except KeyboardInterrupt:
+        return 130
+    tour.console.print()
+    tour.console.print(Rule(characters="-" if tour.plain else "─", style="cyan"))
+    good = tour.untrue == 0
+    verdict = (
+        f"{tour.statements} statements, all true"
+        if good
+        else f"{tour.untrue} of {tour.statements} statements were not true"
+    )
+    tour.show(
+        Text.assemble(
+            (verdict, "bold green" if good else "bold red"),
+            f"; {sim.calls():,} driver calls; {sim.now() / 1e6:.1f} ms on the card's clock, "
+            f"{time.monotonic() - start:.1f} s on yours",
+        )
+    )
+    tour.show(Text("More: docs/simulator.md, examples/sim.c, python/ebbtide/sim/", "dim"))
+    sim.reset()
+    return 0 if good else 1
