@@ -14,6 +14,7 @@
  * only when somebody needs an effect.
  */
 #define _GNU_SOURCE
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -338,20 +339,37 @@ void sim_mark_observe(mark *m)
     }
 }
 
+/* Let go of the lock for a while: asleep, or for short waits, which sleeping would stretch, awake. */
+static void idle(uint64_t nanoseconds)
+{
+    uint64_t until = sim_now() + nanoseconds;
+    pthread_mutex_unlock(&sim.mutex);
+    if (nanoseconds > 60000) {
+        uint64_t time = nanoseconds > 1000000000u ? 1000000000u : nanoseconds - 50000;
+        nanosleep(&(struct timespec){(time_t)(time / 1000000000u), (long)(time % 1000000000u)},
+                  NULL);
+    } else {
+        while (sim_now() < until) {
+            sched_yield();
+        }
+    }
+    pthread_mutex_lock(&sim.mutex);
+}
+
 void sim_mark_wait(mark *m)
 {
     m->refs++;
     while (!sim_mark_reached(m)) {
-        if (m->pending == 0 && sim.run->clock_virtual) {
+        if (m->pending > 0) { /* for something no model can foresee */
+            pthread_mutex_unlock(&sim.mutex);
+            nanosleep(&(struct timespec){0, 20000}, NULL);
+            pthread_mutex_lock(&sim.mutex);
+        } else if (sim.run->clock_virtual) {
             sim_clock_reach(m->end);
-            continue;
+        } else {
+            uint64_t now = sim_now();
+            idle(m->end > now ? m->end - now : 0);
         }
-        uint64_t left = m->pending == 0 ? m->end - sim_now() : 20000;
-        left = left > 1000000000u ? 1000000000u : left;
-        pthread_mutex_unlock(&sim.mutex);
-        nanosleep(&(struct timespec){(time_t)(left / 1000000000u), (long)(left % 1000000000u)},
-                  NULL);
-        pthread_mutex_lock(&sim.mutex);
     }
     sim_mark_observe(m);
     sim_mark_unref(m);

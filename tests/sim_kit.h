@@ -53,14 +53,13 @@ enum { KIT_PAGES = 64 };
         }                                                                                          \
     } while (0)
 
-/* Forget everything and start anew, with `cards` cards of `memory` bytes. */
-__attribute__((unused)) static void kit_start(kit *k, int cards, uint64_t memory, int virtual_clock)
+/* Forget everything and start anew, with `cards` such cards. */
+__attribute__((unused)) static void kit_start_cards(kit *k, int cards, const ebbsim_card *card,
+                                                    int virtual_clock)
 {
     ebbsim_reset();
-    ebbsim_card card;
-    ebbsim_card_default(&card, memory);
     for (int i = 0; i < cards; i++) {
-        OK(ebbsim_card_add(&card, NULL));
+        OK(ebbsim_card_add(card, NULL));
     }
     ebbsim_clock_virtual(virtual_clock);
     ebbsim_on_hazard(EBBSIM_QUIET);
@@ -74,6 +73,14 @@ __attribute__((unused)) static void kit_start(kit *k, int cards, uint64_t memory
         OK(k->driver.cuCtxSetCurrent(k->context[i]));
     }
     OK(k->driver.cuMemAddressReserve(&k->base, (size_t)KIT_PAGES * PAGE, 0, 0, 0));
+}
+
+/* The same, with H200s of `memory` bytes. */
+__attribute__((unused)) static void kit_start(kit *k, int cards, uint64_t memory, int virtual_clock)
+{
+    ebbsim_card card;
+    ebbsim_card_default(&card, memory);
+    kit_start_cards(k, cards, &card, virtual_clock);
 }
 
 __attribute__((unused)) static CUmemGenericAllocationHandle kit_frame(kit *k, int device)

@@ -132,7 +132,9 @@ def test_figures_can_be_changed():
 def test_a_card_of_the_environment_can_be_opened(monkeypatch):
     monkeypatch.setenv("EBBTIDE_SIM", "memory=3GiB,devices=2")
     card = sim.open_card(1)
-    assert card.total == card.figures.memory == 3 * GIB
+    assert card.total == 3 * GIB
+    with pytest.raises(ValueError, match="figures of card 1"):
+        _ = card.figures
     with pytest.raises(sim.CallFailed, match="CUDA_ERROR_INVALID_DEVICE"):
         sim.open_card(2)
 
@@ -500,19 +502,15 @@ def test_the_census_counts_what_is_held_and_ends_empty(card):
         ),
         (lambda card: card.access(4096, PAGE, "w"), ValueError, "none, read, read and write"),
         (lambda card: card.others_use(-5), ValueError, "a size cannot be -5"),
-        (
-            lambda card: card.pinned(0),
-            sim.CallFailed,
-            "cuMemHostAlloc gave CUDA_ERROR_INVALID_VALUE",
-        ),
+        (lambda card: card.pinned(0), ValueError, "pinned memory cannot be 0 bytes"),
         (lambda card: card.pinned(8).write(b"nine here"), ValueError, "9 bytes at 0"),
         (lambda card: card.pinned(8).read(4, offset=6), ValueError, "4 bytes at 6"),
         (lambda card: card.pinned(8).read(offset=-1), ValueError, "9 bytes at -1"),
         (lambda card: card.pinned(8).fill(256), ValueError, "256 is not a byte"),
         (lambda card: card.fill(0, -1, 1, card.stream()), ValueError, "-1 is not a byte"),
         (lambda card: card.launch("k", card.stream(), nanoseconds=-1), ValueError, "a duration"),
-        (lambda card: card.event().since(card.event()), sim.CallFailed, "INVALID_HANDLE"),
-        (lambda card: card.default_stream.destroy(), sim.CallFailed, "INVALID_HANDLE"),
+        (lambda card: card.event().since(card.event()), sim.CallFailed, "INVALID"),
+        (lambda card: card.default_stream.destroy(), sim.CallFailed, "INVALID"),
         (lambda card: sim.peek(-1, 1), ValueError, "an address cannot be -1"),
         (lambda card: sim.let_pass(-1), ValueError, "backwards"),
         (lambda card: sim.on_hazard("loud"), ValueError, "'loud' is none of print, quiet, abort"),

@@ -309,14 +309,15 @@ def work_happens_late(tour: Tour) -> None:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column(style="dim")
     seen = []
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("before", lambda: None),
+        ("the copy is queued", lambda: card.copy_in(page, tour.staging, stream)),
+        ("5 ms later: over, by the clock", lambda: sim.let_pass(5_000_000)),
+        ("somebody has waited for it", stream.synchronize),
+    ]
 
     def looking() -> Iterator[RenderableType]:
-        for when, happens in (
-            ("before", lambda: None),
-            ("the copy is queued", lambda: card.copy_in(page, tour.staging, stream)),
-            ("5 ms later: over, by the clock", lambda: sim.let_pass(5_000_000)),
-            ("somebody has waited for it", stream.synchronize),
-        ):
+        for when, happens in steps:
             happens()
             seen.append(sim.peek(page, 12))
             table.add_row(when, draw.hexes(seen[-1], styles))
@@ -388,7 +389,7 @@ def any_call_can_fail(tour: Tour) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
     for column in ("call", "page", "answer"):
         table.add_column(column)
-    answers = []
+    answers: list[str] = []
     pages = [tour.page(number) for number in (94, 95)]
     for page, frame in zip(pages, tour.frames[94:], strict=True):
         card.map(page, frame)
@@ -426,8 +427,10 @@ def nothing_is_left(tour: Tour) -> None:
         frame.release()
     card.unreserve(tour.base, TIB)
     tour.staging.free()
-    for thing in (*tour.events, *tour.streams):
-        thing.destroy()
+    for event in tour.events:
+        event.destroy()
+    for stream in tour.streams:
+        stream.destroy()
     free = card.memory()
     card.close()
     after = sim.census()

@@ -43,39 +43,40 @@ def _bytes(count: int, what: str = "a size") -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What a card is like. The defaults are an H200's; `memory` and `context` may be any size."""
+    """What a card is like."""
 
-    memory: int = 8 << 30  # bytes in all, a multiple of 2 MiB
-    name: str | None = None
-    context: int | None = None  # bytes each process's context takes; None: a share of the memory
-    h2d_rate: float | None = None  # bytes a second: pinned host to device,
-    d2h_rate: float | None = None  # device to pinned host,
-    duplex_rate: float | None = None  # each way while both are busy,
-    pageable_rate: float | None = None  # host memory that is not pinned,
-    memory_rate: float | None = None  # the card's own memory
-    flops: float | None = None
-    copy_latency: int | None = None  # nanoseconds before the first byte
-    kernel_latency: int | None = None
-    compute_major: int | None = None
-    compute_minor: int | None = None
-    multiprocessors: int | None = None
-    peer: bool | None = None  # other cards can have access to its memory
-    vmm: bool | None = None  # False: a vGPU without virtual memory management
-    exportable: bool | None = None  # memory can be exported as file descriptors
+    memory: int  # bytes in all, a multiple of 2 MiB
+    name: str
+    context: int  # bytes each process's context takes
+    h2d_rate: float  # bytes a second: pinned host to device,
+    d2h_rate: float  # device to pinned host,
+    duplex_rate: float  # each way while both are busy,
+    pageable_rate: float  # host memory that is not pinned,
+    memory_rate: float  # the card's own memory
+    flops: float  # floating-point operations a second
+    copy_latency: int  # nanoseconds before the first byte
+    kernel_latency: int
+    compute_major: int
+    compute_minor: int
+    multiprocessors: int
+    peer: bool  # other cards can have access to its memory
+    vmm: bool  # False: a vGPU without virtual memory management
+    exportable: bool  # memory can be exported as file descriptors
 
-    def complete(self) -> Figures:
-        """With the simulator's own figure wherever none was given."""
-        raw = self._raw()
-        values = {field.name: getattr(raw, field.name) for field in dataclasses.fields(self)}
+    @classmethod
+    def default(cls, memory: int) -> Figures:
+        """An H200's, but for the memory and, where that is small, the context."""
+        raw = lib.CardStruct()
+        library().ask("ebbsim_card_default", byref(raw), _bytes(memory, "a card's memory"))
+        values = {field.name: getattr(raw, field.name) for field in dataclasses.fields(cls)}
         values |= {name: bool(values[name]) for name in ("peer", "vmm", "exportable")}
-        return Figures(**{**values, "name": raw.name.decode()})
+        # The default rounds the memory down; a size that makes no sense is to be refused instead.
+        return cls(**{**values, "name": raw.name.decode(), "memory": memory})
 
     def _raw(self) -> lib.CardStruct:
-        raw = lib.CardStruct()
-        library().ask("ebbsim_card_default", byref(raw), _bytes(self.memory, "a card's memory"))
+        raw = lib.CardStruct(size=sizeof(lib.CardStruct))
         for name, value in dataclasses.asdict(self).items():
-            if value is not None:
-                setattr(raw, name, value.encode() if name == "name" else value)
+            setattr(raw, name, value.encode() if name == "name" else value)
         return raw
 
 
@@ -196,10 +197,7 @@ class Pinned:
 
 
 class Card:
-    """One simulated GPU, and this process's context on it. Made by add_card() and open_card().
-
-    `figures` are complete for a card that this process added, else what the driver tells.
-    """
+    """One simulated GPU, and this process's context on it. Made by add_card() and open_card()."""
 
     def __init__(self, ordinal: int, figures: Figures | None = None) -> None:
         self.ordinal = ordinal
@@ -210,12 +208,12 @@ class Card:
         attribute = lib.ATTRIBUTE_EXPORTABLE
         library().call("cuDeviceGetAttribute", byref(exportable), attribute, ordinal)
         self._handle_types = lib.HANDLE_FILE_DESCRIPTOR if exportable.value else 0
-        self.figures = figures or Figures(memory=self.total, name=self.name)
+        self._figures = figures
         library().call("cuDevicePrimaryCtxRetain", byref(context), ordinal)
         self._context = context.value
 
     def __repr__(self) -> str:
-        return f"<simulated card {self.ordinal}: {self.figures.memory >> 20} MiB>"
+        return f"<simulated card {self.ordinal}>"
 
     def __enter__(self) -> Card:
         return self
@@ -253,6 +251,13 @@ class Card:
         return True
 
     # ---- the card ----
+
+    @property
+    def figures(self) -> Figures:
+        """What the card is like; ValueError where another added it, since no driver tells that."""
+        if self._figures is None:
+            raise ValueError(f"the figures of card {self.ordinal} are known to who added it")
+        return self._figures
 
     @property
     def name(self) -> str:
@@ -360,6 +365,8 @@ class Card:
 
     def pinned(self, size: int) -> Pinned:
         """Host memory that copies can reach directly."""
+        if size == 0:
+            raise ValueError("pinned memory cannot be 0 bytes")  # the driver gives NULL for it
         address = c_void_p()
         self.call("cuMemHostAlloc", byref(address), _bytes(size), 0)
         assert address.value is not None
@@ -415,16 +422,16 @@ class Card:
 
 
 def add_card(memory: int = 8 << 30, **figures: Any) -> Card:
-    """Add a card to this process's simulated GPU and open it. Figures are those of Figures."""
-    complete = Figures(memory=memory, **figures).complete()
+    """Add a card to the simulated GPU and open it: the default Figures, with these changed."""
+    changed = dataclasses.replace(Figures.default(memory), **figures)
     ordinal = c_int()
-    if library().ask("ebbsim_card_add", byref(complete._raw()), byref(ordinal)) != 0:
+    if library().ask("ebbsim_card_add", byref(changed._raw()), byref(ordinal)) != 0:
         raise ValueError(
             "no such card can be added: memory must be a multiple of 2 MiB and hold the context,"
-            f" rates must be positive, and there may be {MOST_CARDS} cards. {complete}"
+            f" rates must be positive, and there may be {MOST_CARDS} cards. {changed}"
         )
     library().call("cuInit", 0)
-    return Card(ordinal.value, complete)
+    return Card(ordinal.value, changed)
 
 
 def open_card(ordinal: int = 0) -> Card:

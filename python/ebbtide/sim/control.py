@@ -37,7 +37,7 @@ def virtual_clock(on: bool = True) -> None:
 
 def now() -> int:
     """Nanoseconds since the run began."""
-    return library().ask("ebbsim_now")
+    return int(library().ask("ebbsim_now"))
 
 
 def let_pass(nanoseconds: int) -> None:
@@ -70,7 +70,7 @@ def fail(function: str | None, *, nth: int = 1, code: str | int) -> None:
 
 def failures() -> int:
     """How many planned failures have happened."""
-    return library().ask("ebbsim_failures")
+    return int(library().ask("ebbsim_failures"))
 
 
 def clear_failures() -> None:
@@ -80,7 +80,7 @@ def clear_failures() -> None:
 
 def calls(function: str | None = None) -> int:
     """How often `function` (None: any) has been called since the start or the last reset."""
-    return library().ask("ebbsim_calls", None if function is None else function.encode())
+    return int(library().ask("ebbsim_calls", None if function is None else function.encode()))
 
 
 # ---- hazards ------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def _side(raw: SideStruct) -> Side:
 
 def hazards() -> list[Hazard]:
     """The hazards so far, oldest first. The first 1,024 are kept; hazard_count() counts all."""
-    found = []
+    found: list[Hazard] = []
     raw = HazardStruct()
     while library().ask("ebbsim_hazard_get", len(found), byref(raw)) == 0:
         text = raw.text.decode(errors="replace")
@@ -155,7 +155,7 @@ def hazards() -> list[Hazard]:
 
 def hazard_count() -> int:
     """How many hazards so far."""
-    return library().ask("ebbsim_hazards")
+    return int(library().ask("ebbsim_hazards"))
 
 
 def clear_hazards() -> None:
