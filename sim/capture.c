@@ -381,8 +381,7 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
     CUresult code = sim_enter(FN_cuThreadExchangeStreamCaptureMode);
-    if (code == CUDA_SUCCESS &&
-        (mode == NULL || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED)) {
+    if (code == CUDA_SUCCESS && mode == NULL) {
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS) {

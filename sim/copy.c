@@ -186,6 +186,26 @@ static void price_copy(work *w, const ebbsim_card *card, place to, place from, b
     w->rate = pageable ? card->pageable_rate : in ? card->h2d_rate : card->d2h_rate;
 }
 
+/*
+ * Memory that is not pinned goes through a staging buffer of the driver's. A copy to the host
+ * returns when the bytes are there; one from the host as soon as they fit the buffer, which is when
+ * the copies before have left it.
+ */
+enum { STAGING = 4 << 20 };
+
+static bool staging_has_room(const stream *s, const work *w)
+{
+    uint64_t staged = 0;
+    sim_settle();
+    for (uint32_t i = 0; i < sim.slots; i++) {
+        for (const work *q = sim.streams[i]->head; q != NULL; q = q->next) {
+            bool over = q->settled && q->end <= sim_now();
+            staged += q->device == s->device && q->snapshot_wanted && !over ? q->bytes : 0;
+        }
+    }
+    return staged + w->bytes < STAGING;
+}
+
 CUresult sim_copy(const char *call, stream *s, uint64_t to, int to_device, uint64_t from,
                   int from_device, uint64_t bytes)
 {
@@ -223,9 +243,9 @@ CUresult sim_copy(const char *call, stream *s, uint64_t to, int to_device, uint6
     w->snapshot_wanted = source == PLACE_PAGEABLE;
     w->source_pinned = source == PLACE_PINNED;
     price_copy(w, &sim.run->cards[s->device], target, source, writer == reader);
+    bool waits = target == PLACE_PAGEABLE || (source == PLACE_PAGEABLE && !staging_has_room(s, w));
     CUresult code = submit(s, w);
-    if (code == CUDA_SUCCESS && target == PLACE_PAGEABLE && s->capture == NULL) {
-        /* Memory that is not pinned: the call returns when the bytes are there. */
+    if (code == CUDA_SUCCESS && waits && s->capture == NULL) {
         mark *m = sim_mark_stream(s, -1);
         sim_mark_wait(m);
         sim_mark_unref(m);

@@ -216,7 +216,6 @@ static CUresult attribute_of(const ebbsim_card *card, int device, CUdevice_attri
         *value = 1;
         break;
     case CU_DEVICE_ATTRIBUTE_INTEGRATED:
-    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
         *value = 0;
         break;
     default:

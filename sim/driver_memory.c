@@ -113,8 +113,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
     frame_handle *h = NULL;
     if (code == CUDA_SUCCESS) {
         sim_orphans_check();
-        code =
-            sim_frame_create(properties->location.id, size, properties->requestedHandleTypes, &h);
+        code = sim_frame_create(
+            properties->location.id, size,
+            properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, &h);
     }
     return sim_leave(code != CUDA_SUCCESS ? code : hand_out(h, out));
 }
@@ -224,9 +225,6 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
 CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 {
     CUresult code = sim_enter(FN_cuMemUnmap);
-    if (code == CUDA_SUCCESS && (!whole(address) || size == 0)) {
-        code = CUDA_ERROR_INVALID_VALUE;
-    }
     return sim_leave(code != CUDA_SUCCESS ? code : sim_unmap(address, size));
 }
 
@@ -297,7 +295,7 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
         location->id >= sim.run->card_count) {
         return sim_leave(CUDA_ERROR_INVALID_DEVICE);
     }
-    *flags = m->access[location->id];
+    *flags = m->chunk ? CU_MEM_ACCESS_FLAGS_PROT_NONE : m->access[location->id];
     return sim_leave(CUDA_SUCCESS);
 }
 

@@ -376,9 +376,10 @@ static bool cuts_none(uint64_t address, uint64_t size)
            (last == NULL || last->end <= address + size);
 }
 
+/* What is mapped in the range, holes or not; only its beginning need be reserved. */
 CUresult sim_unmap(uint64_t address, uint64_t size)
 {
-    if (!reserved(address, size) || !cuts_none(address, size)) {
+    if (size == 0 || !reserved(address, 1) || !cuts_none(address, size)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     for (uint64_t at = address;;) {
@@ -387,6 +388,9 @@ CUresult sim_unmap(uint64_t address, uint64_t size)
             return CUDA_SUCCESS;
         }
         at = m->node.end;
+        if (m->chunk) {
+            continue; /* cuMemAlloc's own */
+        }
         sim_history_leave(&m->frame->object, "cuMemUnmap", m->node.start, at - m->node.start);
         unmap_one(m);
     }
@@ -414,16 +418,18 @@ CUresult sim_set_access(uint64_t address, uint64_t size, const CUmemAccessDesc *
     if (first == NULL || last == NULL || first->chunk || last->chunk || !cuts_none(address, size)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    for (uint64_t at = address;;) {
-        mapping *m = (mapping *)sim_ranges_after(&sim.mappings, at);
-        if (m == NULL || m->node.start >= address + size) {
-            return CUDA_SUCCESS;
+    /* At a hole the driver stops, and says nothing: what is behind it has no access. */
+    for (uint64_t at = address; at < address + size;) {
+        mapping *m = sim_mapping_at(at);
+        if (m == NULL) {
+            break;
         }
         at = m->node.end;
         if (!set_access(m, access, count)) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
     }
+    return CUDA_SUCCESS;
 }
 
 /* ---- cuMemAlloc: pieces of chunks, each a frame mapped at an address of its own ----------------- */

@@ -560,7 +560,8 @@ void ebbsim_clock_virtual(int on)
 {
     pthread_mutex_lock(&sim.mutex);
     if (sim_run_open()) {
-        uint64_t now = sim_now();
+        /* A run that has not begun to work begins at 0, so that its times are always the same. */
+        uint64_t now = on && sim.slots == 0 ? 0 : sim_now();
         sim.run->clock_virtual = on != 0;
         if (on) { /* either way, time never runs backwards */
             sim_clock_reach(now);

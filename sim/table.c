@@ -212,7 +212,8 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, u
                              CUdriverProcAddressQueryResult *status)
 {
     CUresult code = sim_enter(FN_cuGetProcAddress_v2);
-    if (code == CUDA_SUCCESS && (symbol == NULL || function == NULL || flags > 3)) {
+    if (code == CUDA_SUCCESS &&
+        (symbol == NULL || function == NULL || flags > 3 || version > sim.driver_version)) {
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code != CUDA_SUCCESS) {

@@ -74,7 +74,6 @@ static void attributes_of_a_card_we_can_use(void)
         CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
         CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED,
-        CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
     };
     int value;
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {

@@ -73,41 +73,14 @@ static void alignments_are_powers_of_two(void)
     EXPECT(INVALID_VALUE, cu.cuMemAddressReserve(&range, FRAME, FRAME + 4096, 0, 0));
 }
 
-/* A hint is no promise: addresses that were just given back are free, and not given for it. */
-static void a_hint_into_free_addresses_is_not_followed(void)
+/* A hint is no promise, even where the addresses are free: a GPU followed some and not others, so
+   there is nothing to hold either to but that the answer is good. */
+static void a_hint_is_no_promise(void)
 {
     CUdeviceptr range = reserve(16 * FRAME), second = 0;
     REQUIRE(cu.cuMemAddressFree(range, 16 * FRAME));
     EXPECT(OK, cu.cuMemAddressReserve(&second, 4 * FRAME, 0, range + 4 * FRAME, 0));
-    CHECK(second != range + 4 * FRAME);
-    EXPECT(OK, cu.cuMemAddressFree(second, 4 * FRAME));
-}
-
-/* Where then? The lowest free addresses, as without a hint. */
-static void reservations_take_the_lowest_free_addresses(void)
-{
-    CUdeviceptr range = reserve(16 * FRAME), second = 0, third = 0;
-    REQUIRE(cu.cuMemAddressFree(range, 16 * FRAME));
-    EXPECT(OK, cu.cuMemAddressReserve(&second, 4 * FRAME, 0, range + 4 * FRAME, 0));
-    CHECK(second == range);
-    EXPECT(OK, cu.cuMemAddressReserve(&third, 4 * FRAME, 0, 0, 0));
-    CHECK(third == range + 4 * FRAME);
-    EXPECT(OK, cu.cuMemAddressFree(second, 4 * FRAME));
-    EXPECT(OK, cu.cuMemAddressReserve(&second, 2 * FRAME, 0, 0, 0));
-    CHECK(second == range);
-    EXPECT(OK, cu.cuMemAddressFree(second, 2 * FRAME));
-    EXPECT(OK, cu.cuMemAddressFree(third, 4 * FRAME));
-}
-
-static void a_hint_behind_a_reservation_leaves_no_gap(void)
-{
-    CUdeviceptr range = reserve(16 * FRAME), first = 0, second = 0;
-    REQUIRE(cu.cuMemAddressFree(range, 16 * FRAME));
-    EXPECT(OK, cu.cuMemAddressReserve(&first, 4 * FRAME, 0, range, 0));
-    CHECK(first == range);
-    EXPECT(OK, cu.cuMemAddressReserve(&second, 4 * FRAME, 0, range + 8 * FRAME, 0));
-    CHECK(second == range + 4 * FRAME);
-    EXPECT(OK, cu.cuMemAddressFree(first, 4 * FRAME));
+    CHECK(second % FRAME == 0);
     EXPECT(OK, cu.cuMemAddressFree(second, 4 * FRAME));
 }
 
@@ -217,9 +190,7 @@ const suite_case reserve_cases[] = {
     CASE(reservations_are_aligned_to_the_granularity),
     CASE(reservations_can_be_aligned_further),
     CASE(alignments_are_powers_of_two),
-    CASE(a_hint_into_free_addresses_is_not_followed),
-    CASE(reservations_take_the_lowest_free_addresses),
-    CASE(a_hint_behind_a_reservation_leaves_no_gap),
+    CASE(a_hint_is_no_promise),
     CASE(a_hint_that_is_taken_is_not_followed),
     CASE(a_hint_that_is_not_aligned_is_refused),
     CASE(reservation_flags_are_refused),

@@ -7,12 +7,13 @@
 
 #include "ops.h"
 
-static void function_lookup_of_no_name(void)
+static void function_lookup_with_null(void)
 {
     load_without_init(&cu);
     void *function = NULL;
     CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
     EXPECT(INVALID_VALUE, suite_get_proc_address(NULL, &function, 12000, 0, &status));
+    EXPECT(INVALID_VALUE, suite_get_proc_address("cuInit", NULL, 12000, 0, &status));
 }
 
 static void error_names_into_nothing(void)
@@ -84,7 +85,7 @@ static void calls_of_a_forked_child_from_the_first_that_crashes(void)
 }
 
 const suite_case strict_cases[] = {
-    CASE_SIMULATED(function_lookup_of_no_name, WITHOUT_DRIVER),
+    CASE_SIMULATED(function_lookup_with_null, WITHOUT_DRIVER),
     CASE_SIMULATED(error_names_into_nothing, WITHOUT_CONTEXT),
     CASE_SIMULATED(a_device_name_of_no_length, WITHOUT_CONTEXT),
     CASE_SIMULATED(release_of_garbage_is_refused, WITH_CONTEXT),
