@@ -16,7 +16,7 @@ typedef enum place { PLACE_NOWHERE, PLACE_PAGEABLE, PLACE_PINNED, PLACE_DEVICE }
 static uint64_t first_forbidden(uint64_t address, uint64_t bytes, int device, int access,
                                 mapping **found)
 {
-    uint64_t end = address + bytes;
+    uint64_t end = address + bytes < address ? UINT64_MAX : address + bytes;
     uint8_t needed = (access & EBBSIM_WRITE) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
                                                   : CU_MEM_ACCESS_FLAGS_PROT_READ;
     while (address < end) {
@@ -33,6 +33,9 @@ static uint64_t first_forbidden(uint64_t address, uint64_t bytes, int device, in
 static place locate(uint64_t address, uint64_t bytes, int device, int access)
 {
     const host_block *block = sim_host_block_at(address);
+    if (address + bytes < address) {
+        return PLACE_NOWHERE;
+    }
     if (block != NULL) { /* one registration must cover all of it */
         return address + bytes <= block->node.end ? PLACE_PINNED : PLACE_NOWHERE;
     }
@@ -80,7 +83,8 @@ void sim_source_check(work *w)
 {
     if (w->check_source) {
         w->check_source = false;
-        if (hash((const void *)(uintptr_t)w->from, w->bytes) != w->source_hash) {
+        if (sim_reachable(w->from, w->bytes) &&
+            hash((const void *)(uintptr_t)w->from, w->bytes) != w->source_hash) {
             sim_report_source(w);
         }
     }
@@ -100,8 +104,21 @@ void sim_sources_settle(uint64_t address, uint64_t bytes)
 
 /* ---- effects ---------------------------------------------------------------------------------- */
 
+/* Memory that was taken away under a work was reported then; it must not be touched now. */
+static bool still_there(const work *w)
+{
+    bool there = true;
+    for (size_t i = 0; i < w->range_count; i++) {
+        there &= sim_reachable(w->ranges[i].address, w->ranges[i].bytes);
+    }
+    return there;
+}
+
 void sim_effect(work *w)
 {
+    if (w->effect == EFFECT_NONE || !still_there(w)) {
+        return;
+    }
     void *to = (void *)(uintptr_t)w->to;
     switch (w->effect) {
     case EFFECT_NONE:
@@ -148,6 +165,57 @@ static CUresult submit(stream *s, work *w)
     return CUDA_SUCCESS;
 }
 
+/* An access that a GPU would fault on: report it, and the context is lost as it would be there. */
+static bool kernel_may_touch(const work *w)
+{
+    for (size_t i = 0; i < w->range_count; i++) {
+        const ebbsim_range *r = &w->ranges[i];
+        const host_block *block = sim_host_block_at(r->address);
+        if (r->bytes == 0 || (block != NULL && r->bytes <= block->node.end - r->address)) {
+            continue;
+        }
+        mapping *m = NULL;
+        uint64_t forbidden =
+            first_forbidden(r->address, r->bytes, w->device, r->access & EBBSIM_WRITE, &m);
+        if (forbidden != r->address + r->bytes) {
+            sim_report_access(w, forbidden, m == NULL ? -1 : m->frame->device);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* A graph can outlive the memory it was made for: to replay it then is a fault. */
+static bool node_may_touch(const work *w)
+{
+    if (w->effect == EFFECT_NONE || w->effect == EFFECT_FUNCTION) {
+        return kernel_may_touch(w);
+    }
+    for (size_t i = 0; i < w->range_count; i++) {
+        if (!sim_reachable(w->ranges[i].address, w->ranges[i].bytes)) {
+            sim_report_access(w, w->ranges[i].address, -1);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* A fault shows in the calls after it, not in the launch. */
+static CUresult fault(stream *s, work *w)
+{
+    sim.contexts[s->device].lost = CUDA_ERROR_ILLEGAL_ADDRESS;
+    sim_work_unref(w);
+    return CUDA_SUCCESS;
+}
+
+static void name_place(work *w, const stream *s)
+{
+    w->device = s->device;
+    w->stream_number = s->number;
+    w->when = sim_now();
+    w->thread = sim_thread_number();
+}
+
 /* A graph's node, again: the captured work is the pattern for a new one. */
 CUresult sim_work_again(stream *s, const work *captured)
 {
@@ -168,7 +236,8 @@ CUresult sim_work_again(stream *s, const work *captured)
     w->data = captured->data;
     w->snapshot_wanted = captured->snapshot_wanted;
     w->source_pinned = captured->source_pinned;
-    return submit(s, w);
+    name_place(w, s);
+    return node_may_touch(w) ? submit(s, w) : fault(s, w);
 }
 
 /* ---- copies ----------------------------------------------------------------------------------- */
@@ -285,8 +354,7 @@ CUresult sim_set(const char *call, stream *s, uint64_t to, uint32_t value, uint6
 /* A word of memory: waited for, or written by the driver's own thread when its turn comes. */
 CUresult sim_word(const char *call, stream *s, uint64_t address, uint32_t value, int test)
 {
-    if (address == 0 || address % 4 != 0 ||
-        (sim_host_block_at(address) == NULL && sim_mapping_at(address) == NULL)) {
+    if (address == 0 || address % 4 != 0 || !sim_reachable(address, 4)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     work *w = sim_work_new(test >= 0 ? ENTRY_WAIT_VALUE : ENTRY_HOST, call);
@@ -312,26 +380,6 @@ CUresult sim_host_function(stream *s, CUhostFn function, void *data)
 
 /* ---- kernels ---------------------------------------------------------------------------------- */
 
-/* An access that a GPU would fault on: report it, and the context is lost as it would be there. */
-static bool kernel_may_touch(const work *w)
-{
-    for (size_t i = 0; i < w->range_count; i++) {
-        const ebbsim_range *r = &w->ranges[i];
-        const host_block *block = sim_host_block_at(r->address);
-        if (r->bytes == 0 || (block != NULL && r->address + r->bytes <= block->node.end)) {
-            continue;
-        }
-        mapping *m = NULL;
-        uint64_t forbidden =
-            first_forbidden(r->address, r->bytes, w->device, r->access & EBBSIM_WRITE, &m);
-        if (forbidden != r->address + r->bytes) {
-            sim_report_access(w, forbidden, m == NULL ? -1 : m->frame->device);
-            return false;
-        }
-    }
-    return true;
-}
-
 static CUresult launch(const ebbsim_work *given, stream *s)
 {
     work *w = sim_work_new(ENTRY_WORK, given->name == NULL ? "kernel" : given->name);
@@ -349,22 +397,14 @@ static CUresult launch(const ebbsim_work *given, stream *s)
     w->duration = given->nanoseconds != 0 ? given->nanoseconds
                                           : card->kernel_latency + (uint64_t)(seconds * 1e9);
     w->engine = ENGINE_COMPUTE;
-    w->device = s->device;
-    w->stream_number = s->number;
-    w->when = sim_now();
-    w->thread = sim_thread_number();
+    name_place(w, s);
     w->now = given->now != 0;
     if (!w->now && given->function != NULL) {
         w->effect = EFFECT_FUNCTION;
         w->function = given->function;
         w->data = given->data;
     }
-    if (!kernel_may_touch(w)) {
-        sim.contexts[s->device].lost = CUDA_ERROR_ILLEGAL_ADDRESS;
-        sim_work_unref(w);
-        return CUDA_SUCCESS; /* as a launch: the fault shows in the calls after it */
-    }
-    return submit(s, w);
+    return kernel_may_touch(w) ? submit(s, w) : fault(s, w);
 }
 
 int ebbsim_launch(const ebbsim_work *given, void *handle)

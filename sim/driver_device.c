@@ -247,10 +247,14 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 
 /* ---- contexts: one per device, the primary one ------------------------------------------------- */
 
-static context *context_of(CUcontext handle)
+context *sim_context_of(CUcontext handle)
 {
-    context *c = (context *)(void *)handle;
-    return c >= sim.contexts && c < sim.contexts + SIM_MAX_CARDS ? c : NULL;
+    for (context *c = sim.contexts; c < sim.contexts + SIM_MAX_CARDS; c++) {
+        if ((void *)handle == (void *)c) {
+            return c;
+        }
+    }
+    return NULL;
 }
 
 static CUresult activate(context *c, int device)
@@ -333,7 +337,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext handle)
 {
     CUresult code = sim_enter(FN_cuCtxPushCurrent_v2);
     thread_state *t = sim_thread();
-    context *c = context_of(handle);
+    context *c = sim_context_of(handle);
     if (code == CUDA_SUCCESS && c == NULL) {
         code = handle == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_CONTEXT;
     }
@@ -378,7 +382,7 @@ CUresult cuCtxSetCurrent(CUcontext handle)
 {
     CUresult code = sim_enter(FN_cuCtxSetCurrent);
     thread_state *t = sim_thread();
-    context *c = context_of(handle);
+    context *c = sim_context_of(handle);
     if (code == CUDA_SUCCESS && handle != NULL && c == NULL) {
         code = CUDA_ERROR_INVALID_CONTEXT;
     }

@@ -336,6 +336,7 @@ CUresult cuMemFree_v2(CUdeviceptr address)
     if (a == NULL || a->node.start != address) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
+    sim_allocation_leave(a, "cuMemFree");
     sim_free(a);
     return sim_leave(CUDA_SUCCESS);
 }
@@ -518,8 +519,11 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
 {
     CUresult code;
     stream *s = sim_enter_stream(FN_cuMemcpyPeerAsync, handle, &code);
-    const context *target = (const context *)(void *)to_context;
-    const context *source = (const context *)(void *)from_context;
+    const context *target = sim_context_of(to_context), *source = sim_context_of(from_context);
+    if (s != NULL &&
+        ((target == NULL && to_context != NULL) || (source == NULL && from_context != NULL))) {
+        return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
+    }
     if (s == NULL) {
         return sim_leave(code);
     }

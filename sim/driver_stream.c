@@ -245,7 +245,7 @@ CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle)
     if (code != CUDA_SUCCESS) {
         return sim_leave(code);
     }
-    const context *c = (const context *)(void *)handle;
+    const context *c = sim_context_of(handle);
     event *e = event_get(event_handle);
     if (c == NULL) {
         return sim_leave(CUDA_ERROR_INVALID_CONTEXT);

@@ -64,6 +64,7 @@ CUresult sim_host_free(uint64_t address)
     if (b == NULL || b->registered || b->node.start != address) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    sim_history_leave(&b->object, "cuMemFreeHost", address, b->node.end - address);
     drop_block(b);
     return CUDA_SUCCESS;
 }
@@ -95,7 +96,7 @@ CUresult sim_host_register(int device, uint64_t address, uint64_t size, unsigned
         return ((const host_block *)there)->registered ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
                                                        : CUDA_ERROR_INVALID_VALUE;
     }
-    if (sim_ranges_find(&sim.reservations, address) != NULL ||
+    if (address + size < address || sim_ranges_find(&sim.reservations, address) != NULL ||
         !can_be_pinned(address, size, flags)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -116,6 +117,7 @@ CUresult sim_host_unregister(uint64_t address)
     if (!b->registered || b->node.start != address) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    sim_history_leave(&b->object, "cuMemHostUnregister", address, b->node.end - address);
     drop_block(b);
     return CUDA_SUCCESS;
 }
@@ -126,6 +128,8 @@ void sim_host_context_gone(int device)
         host_block *b = (host_block *)at;
         next = sim_ranges_after(&sim.host_blocks, at->end);
         if (b->context == device) {
+            sim_history_leave(&b->object, "cuDevicePrimaryCtxRelease", at->start,
+                              at->end - at->start);
             drop_block(b);
         }
     }

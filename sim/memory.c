@@ -299,14 +299,15 @@ CUresult sim_handle_import(int fd, frame_handle **out)
 /* Every address of the range is reserved, by the program itself, in one reservation or several. */
 static bool reserved(uint64_t address, uint64_t size)
 {
-    for (uint64_t at = address; at < address + size;) {
+    uint64_t at = address;
+    while (at < address + size) {
         const reservation *r = (const reservation *)sim_ranges_find(&sim.reservations, at);
         if (r == NULL || r->chunk) {
             return false;
         }
         at = r->node.end;
     }
-    return true;
+    return at > address; /* else the range ends behind the last address there is */
 }
 
 static CUresult map_frame(uint64_t address, uint64_t size, frame_handle *h)
@@ -334,13 +335,33 @@ CUresult sim_map(uint64_t address, uint64_t size, frame_handle *h)
     return map_frame(address, size, h);
 }
 
-/* Put the frame behind the address, or take the address's rights away, as the access says. */
-static bool apply_access(mapping *m)
+static bool anybody_has_access(const mapping *m)
 {
     bool any = false;
     for (int i = 0; i < SIM_MAX_CARDS; i++) {
         any |= m->access[i] != CU_MEM_ACCESS_FLAGS_PROT_NONE;
     }
+    return any;
+}
+
+bool sim_reachable(uint64_t address, uint64_t bytes)
+{
+    uint64_t end = address + bytes;
+    while (address < end) {
+        const host_block *b = sim_host_block_at(address);
+        const mapping *m = b != NULL ? NULL : sim_mapping_at(address);
+        if (b == NULL && (m == NULL || !m->touched || !anybody_has_access(m))) {
+            return false;
+        }
+        address = b != NULL ? b->node.end : m->node.end;
+    }
+    return true;
+}
+
+/* Put the frame behind the address, or take the address's rights away, as the access says. */
+static bool apply_access(mapping *m)
+{
+    bool any = anybody_has_access(m);
     uint64_t size = m->node.end - m->node.start;
     if (any && !m->touched) {
         void *at = mmap(pointer(m->node.start), size, PROT_READ | PROT_WRITE,
@@ -512,6 +533,12 @@ CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address)
     return CUDA_SUCCESS;
 }
 
+/* Its own context's work is over; another's may not be. */
+void sim_allocation_leave(const allocation *a, const char *call)
+{
+    sim_history_leave(&a->chunk->frame->object, call, a->node.start, a->node.end - a->node.start);
+}
+
 void sim_free(allocation *a)
 {
     mapping *m = a->chunk;
@@ -528,8 +555,10 @@ void sim_memory_context_gone(int device)
 {
     for (range *at = sim_ranges_after(&sim.allocations, 0), *next; at != NULL; at = next) {
         next = sim_ranges_after(&sim.allocations, at->end);
-        if (((allocation *)at)->chunk->context == device) {
-            sim_free((allocation *)at);
+        allocation *a = (allocation *)at;
+        if (a->chunk->context == device) {
+            sim_allocation_leave(a, "cuDevicePrimaryCtxRelease");
+            sim_free(a);
         }
     }
 }

@@ -44,6 +44,9 @@ static uint64_t settle_work(work *w, uint64_t start)
 
 static bool value_is_there(const work *w)
 {
+    if (!sim_reachable(w->from, 4)) {
+        return true; /* taken away: it would wait for ever */
+    }
     uint32_t seen = __atomic_load_n((const uint32_t *)(uintptr_t)w->from, __ATOMIC_ACQUIRE);
     switch (w->value_test) {
     case 0:
@@ -74,8 +77,10 @@ void sim_mark_reach(mark *m, uint64_t end)
     m->end = later(m->end, end);
     if (--m->pending == 0 && m->shared >= 0) {
         shared_event *e = &sim.run->events[m->shared];
-        e->end = m->end;
-        __atomic_store_n(&e->settled, m->shared_record, __ATOMIC_RELEASE);
+        if (e->settled < m->shared_record) { /* else a later one, of another process, was faster */
+            e->end = m->end;
+            __atomic_store_n(&e->settled, m->shared_record, __ATOMIC_RELEASE);
+        }
     }
 }
 
@@ -255,9 +260,9 @@ static void run_host_function(work *w)
     w->host_started = true;
     w->refs++;
     sim_observe(&w->mark->order); /* whatever the function goes on to do knows that this is over */
-    if (w->function == NULL) {    /* cuStreamWriteValue32 */
+    if (w->function == NULL && sim_reachable(w->to, 4)) { /* cuStreamWriteValue32 */
         __atomic_store_n((uint32_t *)(uintptr_t)w->to, w->value, __ATOMIC_RELEASE);
-    } else {
+    } else if (w->function != NULL) {
         pthread_mutex_unlock(&sim.mutex);
         sim_thread()->in_host_function = true;
         w->function(w->data);

@@ -257,15 +257,41 @@ static void cards_from_environment(run *r)
 
 /* ---- opening and closing --------------------------------------------------------------------- */
 
+static bool is_dead(int process)
+{
+    const shared_process *p = &sim.run->processes[process];
+    return p->pid != 0 && start_time(p->pid) != p->started;
+}
+
+/* Strike a process out: its use, its hold on frames, its events. */
+static void bury(int process)
+{
+    for (int i = 0; i < sim.run->frames_high; i++) {
+        shared_frame *f = &sim.run->frames[i];
+        f->holders &= ~((uint64_t)1 << process);
+        if (f->holders == 0) {
+            f->inode = 0;
+        }
+    }
+    for (int i = 0; i < SIM_MAX_SHARED_EVENTS; i++) {
+        shared_event *e = &sim.run->events[i];
+        if (e->owner == sim.run->processes[process].pid) {
+            e->users -= e->users > 0;
+            e->owner = -1; /* nobody's; others may still hold it, and must not wait for ever */
+            __atomic_store_n(&e->settled, e->recorded, __ATOMIC_RELEASE);
+        }
+    }
+    memset(&sim.run->processes[process], 0, sizeof(shared_process));
+}
+
 static bool take_process_entry(void)
 {
     for (int i = 0; i < SIM_MAX_PROCESSES; i++) {
         shared_process *p = &sim.run->processes[i];
-        if (p->pid == 0 || start_time(p->pid) != p->started) {
-            for (int j = 0; p->pid != 0 && j < sim.run->frames_high; j++) {
-                sim.run->frames[j].holders &= ~((uint64_t)1 << i);
-            }
-            memset(p, 0, sizeof *p);
+        if (is_dead(i)) {
+            bury(i);
+        }
+        if (p->pid == 0) {
             p->pid = (int)getpid();
             p->started = start_time(p->pid);
             sim.process = i;
@@ -313,13 +339,7 @@ void sim_run_close(void)
     }
     if (sim.process >= 0 && !sim.forked) {
         lock_run();
-        for (int i = 0; i < sim.run->frames_high; i++) {
-            sim.run->frames[i].holders &= ~((uint64_t)1 << sim.process);
-            if (sim.run->frames[i].holders == 0) {
-                sim.run->frames[i].inode = 0;
-            }
-        }
-        memset(&sim.run->processes[sim.process], 0, sizeof(shared_process));
+        bury(sim.process);
         unlock_run();
     }
     munmap(sim.run, sizeof *sim.run);
@@ -363,23 +383,9 @@ static uint64_t used_locked(int device)
 static void bury_the_dead(void)
 {
     for (int i = 0; i < SIM_MAX_PROCESSES; i++) {
-        shared_process *p = &sim.run->processes[i];
-        if (i == sim.process || p->pid == 0 || start_time(p->pid) == p->started) {
-            continue;
+        if (i != sim.process && is_dead(i)) {
+            bury(i);
         }
-        for (int j = 0; j < sim.run->frames_high; j++) {
-            shared_frame *f = &sim.run->frames[j];
-            f->holders &= ~((uint64_t)1 << i);
-            if (f->holders == 0) {
-                f->inode = 0;
-            }
-        }
-        for (int j = 0; j < SIM_MAX_SHARED_EVENTS; j++) {
-            if (sim.run->events[j].owner == p->pid) {
-                memset(&sim.run->events[j], 0, sizeof(shared_event));
-            }
-        }
-        memset(p, 0, sizeof *p);
     }
 }
 

@@ -10,23 +10,25 @@
  *        |
  *    copy.c  capture.c    works are made of calls        memory.c  host.c    what is mapped where
  *        |                                                   |
- *    stream.c      queues, time, order, effects          history.c    who touched what; races
+ *    stream.c      queues, order, marks                  history.c    who touched what; races
+ *    progress.c    time, effects, what the host has seen     |
  *        |                                                   |
  *    run.c  ranges.c  table.c  hazard.c    cards and clock; a tree of ranges; entry; reports
  *
  * Three questions are kept apart, because mixing them up is how simulators lie:
  *
- *    when is a work over?       modelled time. settle() gives each queued entry its end.
+ *    when is a work over?       modelled time. sim_settle() gives each queued entry its end.
  *    what is it ordered after?  vector clocks. Each stream has a slot; its entries are numbered; a
  *                               stream's clock holds, for each slot, the last entry that is ordered
  *                               before whatever is queued next. Hazards are decided by this alone.
  *    has it had its effect?     as late as the rules allow. sim_run() makes up for it.
  *
- * Invariants (checked by sim_check_locked):
+ * Invariants (checked by ebbsim_check(), in check.c):
  *   S1  entries of a stream are settled in order and run in order.
  *   S2  what the host has observed has been settled and run, and had ended by then.
- *   S3  a frame lives while a handle or a mapping holds it; its bytes are charged exactly once.
- *   S4  mappings lie inside reservations and do not overlap; so do history pieces in an object.
+ *   S3  a frame lives while a handle holds it, a handle while the program or a mapping does (and an
+ *       exported frame while a file descriptor is open on it); its bytes are charged exactly once.
+ *   S4  mappings begin inside a reservation and do not overlap.
  *   S5  bytes charged to this process are those of its frames, plus one context per active device.
  */
 #ifndef EBB_SIM_H
@@ -220,6 +222,8 @@ typedef struct host_block {
 mapping *sim_mapping_at(uint64_t address);
 allocation *sim_allocation_at(uint64_t address);
 host_block *sim_host_block_at(uint64_t address);
+/* Can this process touch all of it? Not where nothing is mapped or nobody has access. */
+bool sim_reachable(uint64_t address, uint64_t bytes);
 CUresult sim_reserve(uint64_t size, uint64_t alignment, uint64_t hint, CUdeviceptr *address);
 CUresult sim_unreserve(uint64_t address, uint64_t size);
 CUresult sim_frame_create(int device, uint64_t size, int types, frame_handle **out);
@@ -232,6 +236,7 @@ CUresult sim_unmap(uint64_t address, uint64_t size);
 CUresult sim_set_access(uint64_t address, uint64_t size, const CUmemAccessDesc *access,
                         size_t count);
 CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address);
+void sim_allocation_leave(const allocation *a, const char *call);
 void sim_free(allocation *a);
 void sim_memory_context_gone(int device);
 void sim_memory_reset(void);
@@ -499,7 +504,8 @@ typedef struct thread_state {
 } thread_state;
 
 thread_state *sim_thread(void);
-context *sim_current(void); /* NULL: none */
+context *sim_current(void);                /* NULL: none */
+context *sim_context_of(CUcontext handle); /* NULL: no such */
 long sim_thread_number(void);
 
 #endif

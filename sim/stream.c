@@ -475,6 +475,7 @@ void sim_stream_context_gone(int device)
     for (uint32_t i = 0; i < sim.slots; i++) {
         stream *s = sim.streams[i];
         if (s->device == device && !s->dead) {
+            sim_capture_stream_gone(s);
             sim_stream_retire(s);
             sim.streams_alive += s->nobodys; /* it was never counted */
         }
