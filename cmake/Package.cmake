@@ -17,6 +17,15 @@ if(EBB_PYTHON)
     target_link_libraries(_core PRIVATE ebbtide_core)
     set_target_properties(_core PROPERTIES PREFIX "" SUFFIX .abi3.so)
     list(APPEND natives _core)
+
+    # Beside the simulated GPU, which it is linked against.
+    add_library(_sim MODULE python/ebbtide/_sim.c)
+    target_compile_definitions(_sim PRIVATE Py_LIMITED_API=0x030A0000)
+    target_include_directories(_sim SYSTEM PRIVATE ${Python_INCLUDE_DIRS})
+    target_link_libraries(_sim PRIVATE ebbtide_sim)
+    set_target_properties(_sim PROPERTIES PREFIX "" SUFFIX .abi3.so BUILD_RPATH "$ORIGIN"
+                          INSTALL_RPATH "$ORIGIN")
+    list(APPEND natives _sim)
 endif()
 
 if(natives)

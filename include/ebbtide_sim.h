@@ -133,6 +133,13 @@ typedef struct ebbsim_work {
  */
 EBBSIM_API int ebbsim_launch(const ebbsim_work *work, void *stream);
 
+/*
+ * Let everything that whatever is queued next on `stream` would be ordered after have its effect, so
+ * that the calling thread may read and write that memory itself, and say afterwards what it touched
+ * (ebbsim_launch with `now`). May wait for host functions. Returns a CUresult.
+ */
+EBBSIM_API int ebbsim_catch_up(void *stream);
+
 /* ---- failures ------------------------------------------------------------------------------- */
 
 /* Make the nth call from now (1: the next) of `function`, or of any function if NULL, return `code`

@@ -168,8 +168,11 @@ CUresult sim_capture_wait(stream *s, event *e)
     if ((c != NULL && c->invalid) || (of != NULL && of->invalid)) {
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     }
-    if (of == NULL) { /* a capturing stream must not depend on what is outside */
-        c->invalid = true;
+    if (of == NULL) {
+        if (c == NULL) {
+            return CUDA_SUCCESS; /* neither has to do with a capture */
+        }
+        c->invalid = true; /* it must not depend on what is outside */
         return e->captured ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
     if (c != NULL && c != of) {

@@ -420,3 +420,13 @@ int ebbsim_launch(const ebbsim_work *given, void *handle)
     stream *s = sim_stream_get(handle, &code);
     return (int)sim_leave(s == NULL ? code : launch(given, s));
 }
+
+int ebbsim_catch_up(void *stream_handle)
+{
+    CUresult code = sim_enter(FN_ebbsim_catch_up);
+    stream *s = code == CUDA_SUCCESS ? sim_stream_get(stream_handle, &code) : NULL;
+    if (s != NULL && s->capture == NULL) {
+        sim_catch_up(s);
+    }
+    return (int)sim_leave(code);
+}

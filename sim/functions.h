@@ -89,6 +89,7 @@
     X("cuGraphLaunch", 10000, cuGraphLaunch, 5000, INIT)                                           \
     X("cuGraphExecDestroy", 10000, cuGraphExecDestroy, 1000, INIT)                                 \
     X("cuGraphDestroy", 10000, cuGraphDestroy, 1000, INIT)                                         \
-    X("ebbsim_launch", 0, ebbsim_launch, 2000, INIT)
+    X("ebbsim_launch", 0, ebbsim_launch, 2000, INIT)                                               \
+    X("ebbsim_catch_up", 0, ebbsim_catch_up, 0, INIT)
 
 #endif

@@ -200,6 +200,13 @@ static bool parse_size(const char *text, uint64_t *bytes)
     return false;
 }
 
+static bool parse_number(const char *text, long least, long most, long *number)
+{
+    char *end = NULL;
+    *number = strtol(text, &end, 10);
+    return end != text && *end == '\0' && *number >= least && *number <= most;
+}
+
 /* The cards of EBBTIDE_SIM, or one of 8 GiB. Called with a run that has none. */
 static void cards_from_environment(run *r)
 {
@@ -225,10 +232,9 @@ static void cards_from_environment(run *r)
         } else if (strcmp(name, "context") == 0) {
             understood = parse_size(value, &per_context);
         } else if (strcmp(name, "devices") == 0) {
-            devices = strtol(value, NULL, 10);
-            understood = devices >= 1 && devices <= SIM_MAX_CARDS;
+            understood = parse_number(value, 1, SIM_MAX_CARDS, &devices);
         } else if (strcmp(name, "peer") == 0) {
-            peer = strtol(value, NULL, 10);
+            understood = parse_number(value, 0, 1, &peer);
         } else if (strcmp(name, "clock") == 0) {
             understood = strcmp(value, "virtual") == 0 || strcmp(value, "real") == 0;
             r->clock_virtual = strcmp(value, "virtual") == 0;

@@ -370,6 +370,7 @@ work *sim_work_new(entry_kind kind, const char *call);
 bool sim_work_ranges(work *w, const ebbsim_range *list, size_t count);
 void sim_work_unref(work *w);
 void sim_queue(stream *s, work *w); /* takes the reference */
+void sim_catch_up(stream *s);
 bool sim_observed(const work *w);
 
 mark *sim_mark_stream(stream *s, int shared); /* shared: index of a travelling event, or -1 */

@@ -216,7 +216,7 @@ static void fill_with_pattern(const work *w)
 {
     for (size_t i = 0; i < w->range_count; i++) {
         const ebbsim_range *r = &w->ranges[i];
-        bool read_too = r->access != EBBSIM_WRITE;
+        bool read_too = r->access != EBBSIM_WRITE || r->bytes == 0;
         for (size_t j = 0; j < w->range_count && !read_too; j++) {
             const ebbsim_range *other = &w->ranges[j];
             read_too = (other->access & EBBSIM_READ) != 0 &&
@@ -227,6 +227,21 @@ static void fill_with_pattern(const work *w)
             memset((void *)(uintptr_t)r->address, EBBSIM_PATTERN, r->bytes);
         }
     }
+}
+
+/* Everything ordered before the stream's next entry has its effect. */
+static void run_before(stream *s)
+{
+    for (uint32_t i = 0; i < sim.slots; i++) {
+        sim_wait_run(i, sim_vclock_get(&s->order, i));
+    }
+}
+
+void sim_catch_up(stream *s)
+{
+    join_default(s);
+    know_the_host(s);
+    run_before(s);
 }
 
 void sim_queue(stream *s, work *w)
@@ -242,9 +257,7 @@ void sim_queue(stream *s, work *w)
     w->refs++;
     bool way = sim_history_note(w);
     if (w->now) {
-        for (uint32_t i = 0; i < sim.slots; i++) {
-            sim_wait_run(i, i == s->slot ? w->sequence : sim_vclock_get(&s->order, i));
-        }
+        run_before(s);
     } else if (w->kind == ENTRY_WORK && w->effect != EFFECT_NONE && way) {
         fill_with_pattern(w);
     }
@@ -292,9 +305,7 @@ mark *sim_mark_stream(stream *s, int shared)
         m->shared = shared;
         m->shared_record = sim_shared_event_record(shared);
         know_the_host(s);
-        for (uint32_t i = 0; i < sim.slots; i++) {
-            sim_wait_run(i, sim_vclock_get(&s->order, i));
-        }
+        run_before(s);
         sim_helper_start();
     }
     record(s, m);

@@ -35,6 +35,7 @@ from ebbtide.sim.control import (
     check,
     clear_failures,
     clear_hazards,
+    clock,
     fail,
     failures,
     hazard_count,
@@ -45,10 +46,12 @@ from ebbtide.sim.control import (
     reset,
     virtual_clock,
 )
+from ebbtide.sim.launch import CannotStart, start
 
 __all__ = [
     "PATTERN",
     "CallFailed",
+    "CannotStart",
     "Card",
     "Census",
     "Event",
@@ -66,6 +69,7 @@ __all__ = [
     "check",
     "clear_failures",
     "clear_hazards",
+    "clock",
     "fail",
     "failures",
     "hazard_count",
@@ -77,6 +81,7 @@ __all__ = [
     "open_card",
     "peek",
     "reset",
+    "start",
     "virtual_clock",
 ]
 

@@ -421,17 +421,24 @@ class Card:
         self.call("ebbsim_launch", byref(work), stream.handle)
 
 
+def register(figures: Figures) -> int:
+    """Add a card and leave it alone; its number. The driver is not started, so a fork is still
+    fine."""
+    ordinal = c_int()
+    if library().ask("ebbsim_card_add", byref(figures._raw()), byref(ordinal)) != 0:
+        raise ValueError(
+            "no such card can be added: memory must be a multiple of 2 MiB and hold the context,"
+            f" rates must be positive, and there may be {MOST_CARDS} cards. {figures}"
+        )
+    return ordinal.value
+
+
 def add_card(memory: int = 8 << 30, **figures: Any) -> Card:
     """Add a card to the simulated GPU and open it: the default Figures, with these changed."""
     changed = dataclasses.replace(Figures.default(memory), **figures)
-    ordinal = c_int()
-    if library().ask("ebbsim_card_add", byref(changed._raw()), byref(ordinal)) != 0:
-        raise ValueError(
-            "no such card can be added: memory must be a multiple of 2 MiB and hold the context,"
-            f" rates must be positive, and there may be {MOST_CARDS} cards. {changed}"
-        )
+    ordinal = register(changed)
     library().call("cuInit", 0)
-    return Card(ordinal.value, changed)
+    return Card(ordinal, changed)
 
 
 def open_card(ordinal: int = 0) -> Card:

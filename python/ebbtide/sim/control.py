@@ -27,6 +27,13 @@ def reset() -> None:
 # ---- time ---------------------------------------------------------------------------------------
 
 
+def clock(kind: Literal["real", "virtual"]) -> None:
+    """The clock on the wall, or one that waits and calls move: virtual_clock() in a word."""
+    if kind not in ("real", "virtual"):
+        raise ValueError(f"the clock is 'real' or 'virtual', not {kind!r}")
+    virtual_clock(kind == "virtual")
+
+
 def virtual_clock(on: bool = True) -> None:
     """Let waits move the clock instead of sleeping, and let each driver call cost its time.
 
