@@ -157,7 +157,7 @@ EBBSIM_API unsigned long ebbsim_calls(const char *function);
 
 typedef enum ebbsim_kind {
     EBBSIM_HAZARD_RACE,     /* two works on the same memory, unordered, one of them writing */
-    EBBSIM_HAZARD_UNMAP,    /* memory was unmapped, freed or unregistered under unfinished work */
+    EBBSIM_HAZARD_UNMAP,    /* memory was unmapped, or lost access, under unfinished work */
     EBBSIM_HAZARD_SOURCE,   /* the host changed a copy's source before it could know it over */
     EBBSIM_HAZARD_ACCESS,   /* work touches memory its device has no access to */
     EBBSIM_HAZARD_UNMAPPED, /* work touches memory that is not mapped */
