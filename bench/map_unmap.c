@@ -1,11 +1,18 @@
-/* How many times a minute can a physical allocation be mapped and unmapped again? */
+/*
+ * How many times a minute can a physical allocation be mapped and unmapped again?
+ *
+ *   map_unmap [--json]     --json: one object a line, with bench, metric, value and unit
+ */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "driver.h"
 
 static ebb__driver driver;
+static bool json;
 
 static double seconds(void)
 {
@@ -53,13 +60,28 @@ static void measure(CUdevice device, size_t bytes, int with_access)
 
     MUST(cuMemRelease, handle);
     MUST(cuMemAddressFree, range, PLACES * bytes);
-    printf("%3zu MiB, map%s, unmap: %6.2f us, %5.2f million a minute\n", bytes >> 20,
-           with_access ? ", access" : "", took / (double)pairs * 1e6,
-           (double)pairs / took * 60 / 1e6);
+    double microseconds = took / (double)pairs * 1e6, millions = (double)pairs / took * 60 / 1e6;
+    const char *what = with_access ? "map_access_unmap" : "map_unmap";
+    if (json) {
+        printf("{\"bench\": \"map_unmap\", \"metric\": \"%s_%zu_mib\", \"value\": %.3f, "
+               "\"unit\": \"us\"}\n",
+               what, bytes >> 20, microseconds);
+        printf("{\"bench\": \"map_unmap\", \"metric\": \"%s_%zu_mib_rate\", \"value\": %.3f, "
+               "\"unit\": \"million/min\"}\n",
+               what, bytes >> 20, millions);
+    } else {
+        printf("%3zu MiB, map%s, unmap: %6.2f us, %6.2f million a minute\n", bytes >> 20,
+               with_access ? ", access" : "", microseconds, millions);
+    }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    json = argc > 1 && strcmp(argv[1], "--json") == 0;
+    if (argc > 1 && !json) {
+        fprintf(stderr, "usage: map_unmap [--json]\n");
+        return 2;
+    }
     char detail[256];
     if (ebb__driver_open(&driver, NULL, detail, sizeof detail) != EBB_OK) {
         fprintf(stderr, "%s\n", detail);
