@@ -42,8 +42,8 @@ def tree(tmp_path):
             "sim/face.c": '#include "sim.h"\n#include "cuda_abi.h"\n#include "ebbtide_sim.h"\n',
             "python/ebbtide/_core.c": '#include <Python.h>\n#include "ebbtide.h"\n',
             "python/ebbtide/__init__.py": "from ebbtide import sim\n",
-            "python/ebbtide/sim/__init__.py": "def start():\n    from ebbtide.sim import start\n",
-            "python/ebbtide/sim/start.py": "import torch\n",
+            "python/ebbtide/sim/__init__.py": "def start():\n    from ebbtide.sim import operators\n",
+            "python/ebbtide/sim/operators/__init__.py": "import torch\n",
             "python/ebbtide/attach.py": "import torch\n",
         }
     )
@@ -81,7 +81,7 @@ def test_a_good_tree_passes(check, tree):
         ("python/ebbtide/stats.py", "def f():\n    import torch.cuda", "may use torch"),
         ("python/ebbtide/__init__.py", "from .attach import a", "thus torch"),
         ("python/ebbtide/__init__.py", "from ebbtide import attach", "thus torch"),
-        ("python/ebbtide/sim/__init__.py", "from ebbtide.sim import start", "thus torch"),
+        ("python/ebbtide/sim/__init__.py", "from ebbtide.sim import operators", "thus torch"),
     ],
 )
 def test_a_broken_rule_is_named(check, tree, path, text, complaint):

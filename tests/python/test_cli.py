@@ -28,5 +28,5 @@ def test_version(python):
 def test_wrong_arguments_fail(python, arguments):
     done = python("-m", "ebbtide", *arguments)
     assert done.returncode == 2
-    assert "usage: python -m ebbtide" in done.stderr
+    assert "usage: ebbtide" in done.stderr
     assert done.stdout == ""
