@@ -75,6 +75,11 @@ EBBSIM_API void ebbsim_card_default(ebbsim_card *card, uint64_t memory);
  */
 EBBSIM_API int ebbsim_card_add(const ebbsim_card *card, int *ordinal);
 
+/* How many cards there are (those of EBBTIDE_SIM, if none was added), and the figures of one, without
+   starting the driver. 0, or CUDA_ERROR_INVALID_DEVICE. */
+EBBSIM_API int ebbsim_card_count(void);
+EBBSIM_API int ebbsim_card_get(int ordinal, ebbsim_card *card);
+
 /* Let `bytes` of a card be in use by somebody else, as another process's would. At once. */
 EBBSIM_API int ebbsim_foreign_use(int ordinal, uint64_t bytes);
 

@@ -19,20 +19,16 @@ struct capture {
     bool invalid;
     int device;
     stream *origin;
-    work **nodes;
-    size_t node_count, node_room;
-    uint32_t member_count;
+    uint64_t id;  /* never used again in this process */
+    graph *graph; /* what has been collected */
+    uint32_t branch_count;
+    CUgraphNode *answer; /* what cuStreamGetCaptureInfo gave last */
+    CUgraphEdgeData *edges;
     struct capture *next;
 };
 
-typedef struct graph {
-    uint64_t id;
-    bool executable;
-    work **nodes;
-    size_t node_count;
-} graph;
-
 static capture *captures; /* open ones; under sim.mutex */
+static uint64_t last_id;
 
 /* ---- state ------------------------------------------------------------------------------------ */
 
@@ -111,7 +107,7 @@ CUresult sim_capture_check_implicit(stream *s)
 static void join_capture(stream *s, capture *c)
 {
     s->capture = c;
-    s->capture_index = c->member_count++;
+    s->capture_index = c->branch_count++;
     s->capture_sequence = 0;
     memset(&s->capture_order, 0, sizeof s->capture_order);
 }
@@ -130,18 +126,13 @@ CUresult sim_capture_add(stream *s, work *w)
         sim_work_unref(w);
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     }
-    if (c->node_count == c->node_room) {
-        size_t room = c->node_room == 0 ? 16 : c->node_room * 2;
-        work **nodes = realloc(c->nodes, room * sizeof *nodes);
-        if (nodes == NULL) {
-            sim_work_unref(w);
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        c->nodes = nodes;
-        c->node_room = room;
+    sim_vclock_set(&s->capture_order, s->capture_index, s->capture_sequence + 1);
+    if (!sim_graph_add(c->graph, w, s->capture_index, s->capture_sequence + 1, &s->capture_order)) {
+        sim_vclock_set(&s->capture_order, s->capture_index, s->capture_sequence);
+        sim_work_unref(w);
+        return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    c->nodes[c->node_count++] = w;
-    sim_vclock_set(&s->capture_order, s->capture_index, ++s->capture_sequence);
+    s->capture_sequence++;
     return CUDA_SUCCESS;
 }
 
@@ -211,10 +202,11 @@ static void close_capture(capture *c)
             e->captured_in = NULL;
         }
     }
-    for (size_t i = 0; i < c->node_count; i++) {
-        sim_work_unref(c->nodes[i]);
+    if (c->graph != NULL) {
+        sim_graph_free(c->graph);
     }
-    free(c->nodes);
+    free(c->answer);
+    free(c->edges);
     free(c);
 }
 
@@ -231,24 +223,6 @@ static bool all_joined(const capture *c)
     return true;
 }
 
-static graph *graph_of(work **nodes, size_t count, bool executable)
-{
-    graph *g = calloc(1, sizeof *g);
-    work **copy = malloc((count + 1) * sizeof *copy);
-    uint64_t id = g == NULL || copy == NULL ? 0 : sim_ids_add(&sim.graph_ids, g);
-    if (id == 0) {
-        free(g);
-        free(copy);
-        return NULL;
-    }
-    for (size_t i = 0; i < count; i++) {
-        copy[i] = nodes[i];
-        copy[i]->refs++;
-    }
-    *g = (graph){.id = id, .executable = executable, .nodes = copy, .node_count = count};
-    return g;
-}
-
 static CUresult begin(stream *s, CUstreamCaptureMode mode)
 {
     if (s->is_default) {
@@ -258,9 +232,12 @@ static CUresult begin(stream *s, CUstreamCaptureMode mode)
         return CUDA_ERROR_ILLEGAL_STATE;
     }
     capture *c = calloc(1, sizeof *c);
-    if (c == NULL) {
+    if (c == NULL || (c->graph = sim_graph_new(false)) == NULL) {
+        free(c);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    c->graph->capturing = true;
+    c->id = ++last_id;
     c->mode = mode;
     c->thread = sim_thread_number();
     c->device = s->device;
@@ -290,9 +267,9 @@ static CUresult end(stream *s, CUgraph *out)
         *out = NULL;
     }
     if (code == CUDA_SUCCESS && out != NULL) {
-        const graph *g = graph_of(c->nodes, c->node_count, false);
-        code = g == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-        *out = g == NULL ? NULL : (CUgraph)(uintptr_t)g->id;
+        c->graph->capturing = false;
+        *out = (CUgraph)(uintptr_t)c->graph->id;
+        c->graph = NULL;
     }
     close_capture(c);
     return code;
@@ -316,25 +293,12 @@ void sim_capture_event_gone(event *e)
     free(e->captured_order.at);
 }
 
-static void graph_free(graph *g)
-{
-    for (size_t i = 0; i < g->node_count; i++) {
-        sim_work_unref(g->nodes[i]);
-    }
-    free(g->nodes);
-    free(g);
-}
-
 void sim_capture_reset(void)
 {
     while (captures != NULL) {
         close_capture(captures);
     }
-    for (uint32_t i = 0; i < sim.graph_ids.capacity; i++) {
-        if (sim.graph_ids.objects[i] != NULL) {
-            graph_free(sim.graph_ids.objects[i]);
-        }
-    }
+    sim_graphs_reset();
 }
 
 /* ---- the driver's face ------------------------------------------------------------------------ */
@@ -395,69 +359,135 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
     return sim_leave(code);
 }
 
-static graph *graph_get(const void *handle, bool executable)
+/* ---- what a capture has collected so far ------------------------------------------------------ */
+
+typedef struct capture_info {
+    CUstreamCaptureStatus *status;
+    uint64_t *id;
+    CUgraph *graph;
+    const CUgraphNode **nodes;
+    const CUgraphEdgeData **edges;
+    size_t *count;
+} capture_info;
+
+/* The nodes that whatever is captured next on the stream will depend on. */
+static CUresult answer_nodes(stream *s, const capture_info *wanted)
 {
-    graph *g = sim_ids_get(&sim.graph_ids, (uint64_t)(uintptr_t)handle);
-    return g != NULL && g->executable == executable ? g : NULL;
+    capture *c = s->capture;
+    size_t count = sim_graph_last(c->graph, &s->capture_order, NULL, 0);
+    CUgraphNode *nodes = malloc((count + 1) * sizeof(CUgraphNode));
+    CUgraphEdgeData *edges = calloc(count + 1, sizeof *edges);
+    if (nodes == NULL || edges == NULL) {
+        free(nodes);
+        free(edges);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    sim_graph_last(c->graph, &s->capture_order, nodes, count);
+    free(c->answer);
+    free(c->edges);
+    c->answer = nodes;
+    c->edges = edges;
+    if (wanted->nodes != NULL) {
+        *wanted->nodes = nodes;
+    }
+    if (wanted->edges != NULL) {
+        *wanted->edges = edges;
+    }
+    if (wanted->count != NULL) {
+        *wanted->count = count;
+    }
+    return CUDA_SUCCESS;
 }
 
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph handle, unsigned long long flags)
+static CUresult tell(function_id function, CUstream handle, const capture_info *wanted)
 {
-    CUresult code = sim_enter(FN_cuGraphInstantiateWithFlags);
-    if (code != CUDA_SUCCESS) {
+    CUresult code;
+    stream *s = sim_enter_stream(function, handle, &code);
+    if (s == NULL || wanted->status == NULL) {
+        return sim_leave(s == NULL ? code : CUDA_ERROR_INVALID_VALUE);
+    }
+    if ((code = implicit(s, false)) != CUDA_SUCCESS) {
         return sim_leave(code);
     }
-    const graph *g = graph_get(handle, false);
-    if (out == NULL || g == NULL || flags > 15) {
-        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    const capture *c = s->capture;
+    *wanted->status = c == NULL    ? CU_STREAM_CAPTURE_STATUS_NONE
+                      : c->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                   : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    if (*wanted->status != CU_STREAM_CAPTURE_STATUS_ACTIVE) {
+        return sim_leave(CUDA_SUCCESS);
     }
-    const graph *made = graph_of(g->nodes, g->node_count, true);
-    *out = made == NULL ? NULL : (CUgraphExec)(uintptr_t)made->id;
-    return sim_leave(made == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS);
-}
-
-CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
-{
-    CUresult code = sim_enter(FN_cuGraphLaunch);
-    if (code != CUDA_SUCCESS) {
-        return sim_leave(code);
+    if (wanted->id != NULL) {
+        *wanted->id = c->id;
     }
-    const graph *g = graph_get(handle, true);
-    stream *s = sim_stream_get(stream_handle, &code);
-    if (g == NULL || s == NULL) {
-        return sim_leave(g == NULL ? CUDA_ERROR_INVALID_VALUE : code);
+    if (wanted->graph != NULL) {
+        *wanted->graph = (CUgraph)(uintptr_t)c->graph->id;
     }
-    if (s->capture != NULL) {
-        s->capture->invalid = true;
-        return sim_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    }
-    for (size_t i = 0; i < g->node_count && code == CUDA_SUCCESS; i++) {
-        code = sim_work_again(s, g->nodes[i]);
+    if (wanted->nodes != NULL || wanted->edges != NULL || wanted->count != NULL) {
+        code = answer_nodes(s, wanted);
     }
     return sim_leave(code);
 }
 
-static CUresult destroy(function_id function, const void *handle, bool executable)
+CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id)
 {
-    CUresult code = sim_enter(function);
-    if (code != CUDA_SUCCESS) {
-        return sim_leave(code);
-    }
-    graph *g = graph_get(handle, executable);
-    if (g == NULL) {
-        return sim_leave(CUDA_ERROR_INVALID_VALUE);
-    }
-    sim_ids_drop(&sim.graph_ids, g->id);
-    graph_free(g);
-    return sim_leave(CUDA_SUCCESS);
+    return tell(FN_cuStreamGetCaptureInfo, handle, &(capture_info){.status = status, .id = id});
 }
 
-CUresult cuGraphExecDestroy(CUgraphExec handle)
+CUresult cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
+                                   CUgraph *graph_out, const CUgraphNode **nodes, size_t *count)
 {
-    return destroy(FN_cuGraphExecDestroy, handle, true);
+    return tell(FN_cuStreamGetCaptureInfo_v2, handle,
+                &(capture_info){status, id, graph_out, nodes, NULL, count});
 }
 
-CUresult cuGraphDestroy(CUgraph handle)
+CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
+                                   CUgraph *graph_out, const CUgraphNode **nodes,
+                                   const CUgraphEdgeData **edges, size_t *count)
 {
-    return destroy(FN_cuGraphDestroy, handle, false);
+    return tell(FN_cuStreamGetCaptureInfo_v3, handle,
+                &(capture_info){status, id, graph_out, nodes, edges, count});
+}
+
+/* The stream goes on from these nodes: instead of, or besides, those it had. */
+static CUresult depend(stream *s, const CUgraphNode *nodes, size_t count, unsigned flags)
+{
+    capture *c = s->capture;
+    if (c == NULL || c->invalid) {
+        return c == NULL ? CUDA_ERROR_ILLEGAL_STATE : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    }
+    if (flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES || (count > 0 && nodes == NULL)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const graph_node *n = sim_graph_node(nodes[i]);
+        if (n == NULL || n->graph != c->graph) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+    }
+    if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) { /* what it had is a branch of its own now */
+        leave_capture(s);
+        join_capture(s, c);
+    }
+    for (size_t i = 0; i < count; i++) {
+        sim_vclock_join(&s->capture_order, &sim_graph_node(nodes[i])->order);
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *nodes, size_t count,
+                                           unsigned flags)
+{
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuStreamUpdateCaptureDependencies, handle, &code);
+    return sim_leave(s == NULL ? code : depend(s, nodes, count, flags));
+}
+
+CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode *nodes,
+                                              const CUgraphEdgeData *edges, size_t count,
+                                              unsigned flags)
+{
+    (void)edges; /* every edge is a full dependency here */
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuStreamUpdateCaptureDependencies_v2, handle, &code);
+    return sim_leave(s == NULL ? code : depend(s, nodes, count, flags));
 }

@@ -351,6 +351,17 @@ CUresult sim_set(const char *call, stream *s, uint64_t to, uint32_t value, uint6
     return submit(s, w);
 }
 
+/* Something that happens to memory in a stream's order, without a change of its bytes. */
+CUresult sim_touch(const char *call, stream *s, uint64_t address, uint64_t bytes)
+{
+    work *w = sim_work_new(ENTRY_WORK, call);
+    ebbsim_range touched = {address, bytes, EBBSIM_WRITE};
+    if (w == NULL || !sim_work_ranges(w, &touched, 1)) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return submit(s, w);
+}
+
 /* A word of memory: waited for, or written by the driver's own thread when its turn comes. */
 CUresult sim_word(const char *call, stream *s, uint64_t address, uint32_t value, int test)
 {

@@ -184,51 +184,11 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
     return sim_leave(code);
 }
 
-static CUresult attribute_of(const ebbsim_card *card, int device, CUdevice_attribute attribute,
-                             int *value)
-{
-    switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-        *value = card->multiprocessors;
-        break;
-    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
-        *value = device + 1;
-        break;
-    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
-        *value = 3;
-        break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-        *value = card->compute_major;
-        break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-        *value = card->compute_minor;
-        break;
-    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
-        *value = card->vmm;
-        break;
-    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
-        *value = card->vmm && card->exportable;
-        break;
-    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
-    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
-    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
-        *value = 1;
-        break;
-    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
-        *value = 0;
-        break;
-    default:
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    return CUDA_SUCCESS;
-}
-
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
     CUresult code = enter_device(FN_cuDeviceGetAttribute, value, device);
     if (code == CUDA_SUCCESS) {
-        code = attribute_of(&sim.run->cards[device], device, attribute, value);
+        code = sim_attribute(device, (int)attribute, value);
     }
     return sim_leave(code);
 }
@@ -241,6 +201,53 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
     }
     if (code == CUDA_SUCCESS) {
         *can = device != peer && sim.run->cards[device].peer && sim.run->cards[peer].peer;
+    }
+    return sim_leave(code);
+}
+
+/* 1: how well they are linked. 2: access. 3: atomics. 4: arrays. */
+CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice device, CUdevice peer)
+{
+    CUresult code = enter_device(FN_cuDeviceGetP2PAttribute, value, device);
+    if (code == CUDA_SUCCESS && (!is_device(peer) || device == peer)) {
+        code = CUDA_ERROR_INVALID_DEVICE;
+    }
+    if (code == CUDA_SUCCESS && (attribute < 1 || attribute > 4)) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS) {
+        bool peers = sim.run->cards[device].peer && sim.run->cards[peer].peer;
+        *value = attribute == 2 && peers;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
+{
+    CUresult code = enter_device(FN_cuDeviceGetPCIBusId, text, device);
+    if (code == CUDA_SUCCESS && length < 13) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS) {
+        snprintf(text, (size_t)length, "0000:%02X:00.0", (unsigned)device + 1);
+    }
+    return sim_leave(code);
+}
+
+CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
+{
+    CUresult code = enter_device(FN_cuDeviceGetByPCIBusId, device, 0);
+    unsigned domain = 0, bus = 0, slot = 0;
+    if (code == CUDA_SUCCESS &&
+        (text == NULL || (sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3 &&
+                          sscanf(text, "%x:%x", &bus, &slot) != 2))) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS && (domain != 0 || slot != 0 || !is_device((int)bus - 1))) {
+        code = CUDA_ERROR_INVALID_DEVICE;
+    }
+    if (code == CUDA_SUCCESS) {
+        *device = (int)bus - 1;
     }
     return sim_leave(code);
 }
@@ -420,4 +427,62 @@ CUresult cuCtxSynchronize(void)
         sim_mark_unref(m);
     }
     return sim_leave(code);
+}
+
+/* ---- what a context can be told, and what it says ----------------------------------------------- */
+
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    CUresult code = sim_enter(FN_cuCtxGetStreamPriorityRange);
+    if (code == CUDA_SUCCESS && least != NULL) {
+        *least = 0;
+    }
+    if (code == CUDA_SUCCESS && greatest != NULL) {
+        *greatest = -5;
+    }
+    return sim_leave(code);
+}
+
+/* Limits are kept and given back; nothing here can run into one. */
+CUresult cuCtxGetLimit(size_t *value, int limit)
+{
+    CUresult code = sim_enter(FN_cuCtxGetLimit);
+    if (code == CUDA_SUCCESS && (value == NULL || limit < 0 || limit >= SIM_LIMITS)) {
+        code = value == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (code == CUDA_SUCCESS) {
+        static const size_t usual[SIM_LIMITS] = {1024, 6 << 20, 8 << 20, 2, 2048, 128, 0};
+        const context *c = sim_current();
+        *value = c->limits[limit] != 0 ? c->limits[limit] : usual[limit];
+    }
+    return sim_leave(code);
+}
+
+CUresult cuCtxSetLimit(int limit, size_t value)
+{
+    CUresult code = sim_enter(FN_cuCtxSetLimit);
+    if (code == CUDA_SUCCESS && (limit < 0 || limit >= SIM_LIMITS)) {
+        code = CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (code == CUDA_SUCCESS) {
+        sim_current()->limits[limit] = value;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuCtxGetFlags(unsigned *flags)
+{
+    CUresult code = sim_enter(FN_cuCtxGetFlags);
+    if (code == CUDA_SUCCESS && flags == NULL) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS) {
+        *flags = 0;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuCtxResetPersistingL2Cache(void)
+{
+    return sim_leave(sim_enter(FN_cuCtxResetPersistingL2Cache));
 }

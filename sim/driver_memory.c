@@ -1,5 +1,5 @@
 /*
- * The driver's face: addresses, physical memory, host memory, copies.
+ * The driver's face: addresses, physical memory, host memory. (Copies: driver_copy.c.)
  */
 #define _GNU_SOURCE
 #include <string.h>
@@ -314,7 +314,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 }
 
 /* Freeing waits for all work of the context that owns the memory; programs rely on it. */
-static void wait_for_everything(int device)
+void sim_wait_for_everything(int device)
 {
     mark *m = sim_mark_context(device);
     sim_mark_wait(m);
@@ -328,10 +328,10 @@ CUresult cuMemFree_v2(CUdeviceptr address)
         return sim_leave(code);
     }
     allocation *a = sim_allocation_at(address);
-    if (a == NULL || a->node.start != address) {
+    if (a == NULL || a->node.start != address || a->opened > 0) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    wait_for_everything(a->chunk->context);
+    sim_wait_for_everything(a->chunk->context);
     a = sim_allocation_at(address); /* the lock was dropped: somebody else may have freed it */
     if (a == NULL || a->node.start != address) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
@@ -430,6 +430,48 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdev
     return sim_leave(device_attribute(part_of, m, attribute, address, value));
 }
 
+CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes, void **values,
+                                CUdeviceptr address)
+{
+    CUresult code = sim_enter(FN_cuPointerGetAttributes);
+    if (code == CUDA_SUCCESS && (attributes == NULL || values == NULL)) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    sim_leave(code);
+    for (unsigned i = 0; code == CUDA_SUCCESS && i < count; i++) {
+        /* What is not known is 0, and no error: so memory can be asked about that is not CUDA's. */
+        if (cuPointerGetAttribute(values[i], attributes[i], address) != CUDA_SUCCESS) {
+            bool narrow = attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ||
+                          attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ||
+                          attributes[i] == CU_POINTER_ATTRIBUTE_MAPPED;
+            memset(values[i], 0, narrow ? sizeof(int) : sizeof(void *));
+            if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
+                *(int *)values[i] = -2; /* CU_DEVICE_INVALID */
+            }
+        }
+    }
+    return code;
+}
+
+/* What an address is a part of: an allocation, or what was mapped at once. */
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
+{
+    CUresult code = sim_enter(FN_cuMemGetAddressRange_v2);
+    const mapping *m = sim_mapping_at(address);
+    const allocation *a = sim_allocation_at(address);
+    const range *whole_range = a != NULL ? &a->node : m != NULL && !m->chunk ? &m->node : NULL;
+    if (code == CUDA_SUCCESS && whole_range == NULL) {
+        code = CUDA_ERROR_NOT_FOUND;
+    }
+    if (code == CUDA_SUCCESS && base != NULL) {
+        *base = whole_range->start;
+    }
+    if (code == CUDA_SUCCESS && size != NULL) {
+        *size = whole_range->end - whole_range->start;
+    }
+    return sim_leave(code);
+}
+
 /* ---- host memory ------------------------------------------------------------------------------ */
 
 CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
@@ -454,7 +496,7 @@ CUresult cuMemFreeHost(void *address)
     }
     const host_block *b = sim_host_block_at((uint64_t)(uintptr_t)address);
     if (b != NULL) {
-        wait_for_everything(b->context);
+        sim_wait_for_everything(b->context);
     }
     return sim_leave(sim_host_free((uint64_t)(uintptr_t)address));
 }
@@ -479,69 +521,34 @@ CUresult cuMemHostUnregister(void *address)
     }
     const host_block *b = sim_host_block_at((uint64_t)(uintptr_t)address);
     if (code == CUDA_SUCCESS && b != NULL) {
-        wait_for_everything(b->context);
+        sim_wait_for_everything(b->context);
     }
     return sim_leave(code != CUDA_SUCCESS ? code
                                           : sim_host_unregister((uint64_t)(uintptr_t)address));
 }
 
-/* ---- copies ----------------------------------------------------------------------------------- */
-
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream handle)
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned flags)
 {
-    CUresult code;
-    stream *s = sim_enter_stream(FN_cuMemcpyHtoDAsync_v2, handle, &code);
-    return sim_leave(s == NULL ? code
-                               : sim_copy("cuMemcpyHtoDAsync", s, to, SIM_STREAMS_DEVICE,
-                                          (uint64_t)(uintptr_t)from, SIM_HOST, size));
-}
-
-CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream handle)
-{
-    CUresult code;
-    stream *s = sim_enter_stream(FN_cuMemcpyDtoHAsync_v2, handle, &code);
-    return sim_leave(s == NULL ? code
-                               : sim_copy("cuMemcpyDtoHAsync", s, (uint64_t)(uintptr_t)to, SIM_HOST,
-                                          from, SIM_STREAMS_DEVICE, size));
-}
-
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream handle)
-{
-    CUresult code;
-    stream *s = sim_enter_stream(FN_cuMemcpyDtoDAsync_v2, handle, &code);
-    return sim_leave(s == NULL ? code
-                               : sim_copy("cuMemcpyDtoDAsync", s, to, SIM_STREAMS_DEVICE, from,
-                                          SIM_STREAMS_DEVICE, size));
-}
-
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
-                           CUcontext from_context, size_t size, CUstream handle)
-{
-    CUresult code;
-    stream *s = sim_enter_stream(FN_cuMemcpyPeerAsync, handle, &code);
-    const context *target = sim_context_of(to_context), *source = sim_context_of(from_context);
-    if (s != NULL &&
-        ((target == NULL && to_context != NULL) || (source == NULL && from_context != NULL))) {
-        return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
+    CUresult code = sim_enter(FN_cuMemHostGetDevicePointer_v2);
+    if (code == CUDA_SUCCESS &&
+        (out == NULL || flags != 0 || sim_host_block_at((uint64_t)(uintptr_t)address) == NULL)) {
+        code = CUDA_ERROR_INVALID_VALUE;
     }
-    if (s == NULL) {
-        return sim_leave(code);
+    if (code == CUDA_SUCCESS) {
+        *out = (CUdeviceptr)(uintptr_t)address;
     }
-    int to_device = target == NULL ? s->device : target->device;
-    int from_device = source == NULL ? s->device : source->device;
-    return sim_leave(sim_copy("cuMemcpyPeerAsync", s, to, to_device, from, from_device, size));
+    return sim_leave(code);
 }
 
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream handle)
+CUresult cuMemHostGetFlags(unsigned *flags, void *address)
 {
-    CUresult code;
-    stream *s = sim_enter_stream(FN_cuMemsetD8Async, handle, &code);
-    return sim_leave(s == NULL ? code : sim_set("cuMemsetD8Async", s, to, value, count, 1));
-}
-
-CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream handle)
-{
-    CUresult code;
-    stream *s = sim_enter_stream(FN_cuMemsetD32Async, handle, &code);
-    return sim_leave(s == NULL ? code : sim_set("cuMemsetD32Async", s, to, value, count, 4));
+    CUresult code = sim_enter(FN_cuMemHostGetFlags);
+    const host_block *b = sim_host_block_at((uint64_t)(uintptr_t)address);
+    if (code == CUDA_SUCCESS && (flags == NULL || b == NULL || b->registered)) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS) {
+        *flags = b->flags;
+    }
+    return sim_leave(code);
 }

@@ -98,6 +98,54 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *out)
     return sim_leave(code);
 }
 
+/* What a stream is: an int, or what fits one. */
+static CUresult describe(function_id function, CUstream handle, const void *out, stream **found)
+{
+    CUresult code;
+    *found = sim_enter_stream(function, handle, &code);
+    return *found != NULL && out == NULL ? CUDA_ERROR_INVALID_VALUE : code;
+}
+
+CUresult cuStreamGetPriority(CUstream handle, int *priority)
+{
+    stream *s;
+    CUresult code = describe(FN_cuStreamGetPriority, handle, priority, &s);
+    if (code == CUDA_SUCCESS) {
+        *priority = s->priority;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuStreamGetFlags(CUstream handle, unsigned *flags)
+{
+    stream *s;
+    CUresult code = describe(FN_cuStreamGetFlags, handle, flags, &s);
+    if (code == CUDA_SUCCESS) {
+        *flags = s->non_blocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
+{
+    stream *s;
+    CUresult code = describe(FN_cuStreamGetId, handle, id, &s);
+    if (code == CUDA_SUCCESS) {
+        *id = s->id;
+    }
+    return sim_leave(code);
+}
+
+CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
+{
+    stream *s;
+    CUresult code = describe(FN_cuStreamGetDevice, handle, device, &s);
+    if (code == CUDA_SUCCESS) {
+        *device = s->device;
+    }
+    return sim_leave(code);
+}
+
 CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value,
                                 unsigned flags)
 {
@@ -237,6 +285,20 @@ CUresult cuEventRecord(CUevent handle, CUstream stream_handle)
         set_mark(e, sim_mark_stream(s, e->shared));
     }
     return sim_leave(code);
+}
+
+/* External: in a graph, a node that really records. There is none here, so only outside of one. */
+CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned flags)
+{
+    if (flags <= CU_EVENT_RECORD_EXTERNAL) {
+        CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+        if (flags == CU_EVENT_RECORD_EXTERNAL) {
+            cuStreamIsCapturing(stream_handle, &status);
+        }
+        return status == CU_STREAM_CAPTURE_STATUS_NONE ? cuEventRecord(handle, stream_handle)
+                                                       : CUDA_ERROR_NOT_SUPPORTED;
+    }
+    return CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle)

@@ -40,8 +40,8 @@ static void drop_block(host_block *b)
 CUresult sim_host_alloc(int device, uint64_t size, unsigned flags, void **address)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    if (size > (uint64_t)1 << 46) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (size / page > (uint64_t)sysconf(_SC_PHYS_PAGES)) {
+        return CUDA_ERROR_OUT_OF_MEMORY; /* what is pinned must be there, whatever mmap promises */
     }
     uint64_t rounded = (size + page - 1) / page * page;
     void *at = mmap(NULL, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -78,7 +78,7 @@ CUresult sim_reserve(uint64_t size, uint64_t alignment, uint64_t hint, CUdevicep
     return CUDA_SUCCESS;
 }
 
-static void forget_reservation(reservation *r)
+void sim_forget_reservation(reservation *r)
 {
     uint64_t size = r->node.end - r->node.start;
     munmap(pointer(r->node.start), size);
@@ -101,7 +101,7 @@ CUresult sim_unreserve(uint64_t address, uint64_t size)
     if (inside != NULL && inside->start < r->node.end) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    forget_reservation(r);
+    sim_forget_reservation(r);
     return CUDA_SUCCESS;
 }
 
@@ -231,7 +231,7 @@ CUresult sim_frame_create(int device, uint64_t size, int types, frame_handle **o
 
 /* ---- export and import ------------------------------------------------------------------------ */
 
-static uint64_t inode_of(int fd)
+uint64_t sim_inode_of(int fd)
 {
     struct stat status;
     return fd >= 0 && fstat(fd, &status) == 0 ? (uint64_t)status.st_ino : 0;
@@ -244,10 +244,10 @@ static int open_again(int fd)
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-static CUresult share(frame *f)
+CUresult sim_frame_share(frame *f)
 {
     int own = open_again(f->fd);
-    int index = own < 0 ? -1 : sim_share_frame(inode_of(f->fd), f->size, f->device);
+    int index = own < 0 ? -1 : sim_share_frame(sim_inode_of(f->fd), f->size, f->device);
     if (index < 0) {
         if (own >= 0) {
             close(own);
@@ -263,7 +263,7 @@ static CUresult share(frame *f)
 
 CUresult sim_handle_export(frame_handle *h, int *fd)
 {
-    CUresult code = h->frame->shared < 0 ? share(h->frame) : CUDA_SUCCESS;
+    CUresult code = h->frame->shared < 0 ? sim_frame_share(h->frame) : CUDA_SUCCESS;
     if (code == CUDA_SUCCESS && (*fd = open_again(h->frame->fd)) < 0) {
         code = CUDA_ERROR_OPERATING_SYSTEM;
     }
@@ -272,7 +272,7 @@ CUresult sim_handle_export(frame_handle *h, int *fd)
 
 CUresult sim_handle_import(int fd, frame_handle **out)
 {
-    uint64_t inode = inode_of(fd);
+    uint64_t inode = sim_inode_of(fd);
     int index = inode == 0 ? -1 : sim_find_shared_frame(inode);
     if (index < 0) {
         return CUDA_ERROR_UNKNOWN;
@@ -310,7 +310,7 @@ static bool reserved(uint64_t address, uint64_t size)
     return at > address; /* else the range ends behind the last address there is */
 }
 
-static CUresult map_frame(uint64_t address, uint64_t size, frame_handle *h)
+CUresult sim_map_frame(uint64_t address, uint64_t size, frame_handle *h)
 {
     mapping *m = calloc(1, sizeof *m);
     if (m == NULL) {
@@ -332,7 +332,7 @@ CUresult sim_map(uint64_t address, uint64_t size, frame_handle *h)
     if (!reserved(address, size) || (there != NULL && there->start < address + size)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    return map_frame(address, size, h);
+    return sim_map_frame(address, size, h);
 }
 
 static bool anybody_has_access(const mapping *m)
@@ -359,7 +359,7 @@ bool sim_reachable(uint64_t address, uint64_t bytes)
 }
 
 /* Put the frame behind the address, or take the address's rights away, as the access says. */
-static bool apply_access(mapping *m)
+bool sim_apply_access(mapping *m)
 {
     bool any = anybody_has_access(m);
     uint64_t size = m->node.end - m->node.start;
@@ -373,7 +373,7 @@ static bool apply_access(mapping *m)
            mprotect(pointer(m->node.start), size, any ? PROT_READ | PROT_WRITE : PROT_NONE) == 0;
 }
 
-static void unmap_one(mapping *m)
+void sim_unmap_one(mapping *m)
 {
     uint64_t size = m->node.end - m->node.start;
     if (m->touched &&
@@ -413,7 +413,7 @@ CUresult sim_unmap(uint64_t address, uint64_t size)
             continue; /* cuMemAlloc's own */
         }
         sim_history_leave(&m->frame->object, "cuMemUnmap", m->node.start, at - m->node.start);
-        unmap_one(m);
+        sim_unmap_one(m);
     }
 }
 
@@ -429,7 +429,7 @@ static bool set_access(mapping *m, const CUmemAccessDesc *access, size_t count)
         sim_history_leave(&m->frame->object, "cuMemSetAccess", m->node.start,
                           m->node.end - m->node.start);
     }
-    return apply_access(m);
+    return sim_apply_access(m);
 }
 
 CUresult sim_set_access(uint64_t address, uint64_t size, const CUmemAccessDesc *access,
@@ -453,121 +453,14 @@ CUresult sim_set_access(uint64_t address, uint64_t size, const CUmemAccessDesc *
     return CUDA_SUCCESS;
 }
 
-/* ---- cuMemAlloc: pieces of chunks, each a frame mapped at an address of its own ----------------- */
-
-enum { SMALL = 1 << 20 }; /* below this, allocations share a chunk */
-
-static void free_chunk(mapping *m)
-{
-    reservation *r = (reservation *)sim_ranges_find(&sim.reservations, m->node.start);
-    unmap_one(m);
-    forget_reservation(r);
-}
-
-static mapping *new_chunk(int device, uint64_t size, CUresult *code)
-{
-    frame_handle *h = NULL;
-    CUdeviceptr at = 0;
-    *code = sim_frame_create(device, size, CU_MEM_HANDLE_TYPE_NONE, &h);
-    if (*code != CUDA_SUCCESS) {
-        return NULL;
-    }
-    *code = sim_reserve(size, SIM_GRANULARITY, 0, &at);
-    if (*code == CUDA_SUCCESS && (*code = map_frame(at, size, h)) != CUDA_SUCCESS) {
-        sim_unreserve(at, size);
-    }
-    if (*code != CUDA_SUCCESS) {
-        sim_handle_settle(h);
-        return NULL;
-    }
-    reservation *r = (reservation *)sim_ranges_find(&sim.reservations, at);
-    r->chunk = true;
-    sim.chunks++;
-    sim.reserved_bytes -= size;
-    mapping *m = sim_mapping_at(at);
-    m->chunk = true;
-    m->context = device;
-    m->access[device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    if (!apply_access(m)) {
-        free_chunk(m);
-        *code = CUDA_ERROR_OUT_OF_MEMORY;
-        return NULL;
-    }
-    return m;
-}
-
-static mapping *chunk_with_room(int device, uint64_t size)
-{
-    for (range *at = sim_ranges_after(&sim.mappings, 0); size < SMALL && at != NULL;
-         at = sim_ranges_after(&sim.mappings, at->end)) {
-        mapping *m = (mapping *)at;
-        if (m->chunk && m->shared && m->context == device &&
-            m->node.end - m->node.start - m->used >= size) {
-            return m;
-        }
-    }
-    return NULL;
-}
-
-CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address)
-{
-    CUresult code = CUDA_SUCCESS;
-    allocation *a = calloc(1, sizeof *a);
-    mapping *m = a == NULL ? NULL : chunk_with_room(device, size);
-    if (a != NULL && m == NULL) {
-        uint64_t rounded = (size + SIM_GRANULARITY - 1) / SIM_GRANULARITY * SIM_GRANULARITY;
-        m = new_chunk(device, rounded, &code);
-    }
-    if (m == NULL) {
-        free(a);
-        return code != CUDA_SUCCESS ? code : CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    m->shared = size < SMALL;
-    a->chunk = m;
-    a->node.start = m->node.start + m->used;
-    a->node.end = a->node.start + size;
-    m->used += (size + 511) / 512 * 512;
-    m->live++;
-    sim_ranges_insert(&sim.allocations, &a->node);
-    *address = a->node.start;
-    return CUDA_SUCCESS;
-}
-
-/* Its own context's work is over; another's may not be. */
-void sim_allocation_leave(const allocation *a, const char *call)
-{
-    sim_history_leave(&a->chunk->frame->object, call, a->node.start, a->node.end - a->node.start);
-}
-
-void sim_free(allocation *a)
-{
-    mapping *m = a->chunk;
-    sim_ranges_remove(&sim.allocations, &a->node);
-    free(a);
-    if (--m->live == 0) {
-        free_chunk(m);
-    }
-}
-
 /* ---- the end ---------------------------------------------------------------------------------- */
-
-void sim_memory_context_gone(int device)
-{
-    for (range *at = sim_ranges_after(&sim.allocations, 0), *next; at != NULL; at = next) {
-        next = sim_ranges_after(&sim.allocations, at->end);
-        allocation *a = (allocation *)at;
-        if (a->chunk->context == device) {
-            sim_allocation_leave(a, "cuDevicePrimaryCtxRelease");
-            sim_free(a);
-        }
-    }
-}
 
 void sim_memory_reset(void)
 {
     while (sim.allocations.root != NULL) {
         sim_free((allocation *)sim.allocations.root);
     }
+    sim_pools_reset();
     for (uint32_t i = 0; i < sim.handle_ids.capacity; i++) {
         frame_handle *h = sim.handle_ids.objects[i];
         if (h != NULL) {
@@ -576,10 +469,10 @@ void sim_memory_reset(void)
         }
     }
     while (sim.mappings.root != NULL) {
-        unmap_one((mapping *)sim.mappings.root);
+        sim_unmap_one((mapping *)sim.mappings.root);
     }
     while (sim.reservations.root != NULL) {
-        forget_reservation((reservation *)sim.reservations.root);
+        sim_forget_reservation((reservation *)sim.reservations.root);
     }
     while (sim.orphans != NULL) {
         frame *f = sim.orphans;

@@ -8,7 +8,8 @@
  *
  *    driver_*.c    the driver's face: arguments checked, codes as the H200's driver gives them
  *        |
- *    copy.c  capture.c    works are made of calls        memory.c  host.c    what is mapped where
+ *    copy.c  capture.c  graph.c   works are made of      memory.c  alloc.c  pool.c  host.c   what is
+ *        |                        calls                      |                      mapped where
  *        |                                                   |
  *    stream.c      queues, order, marks                  history.c    who touched what; races
  *    progress.c    time, effects, what the host has seen     |
@@ -39,7 +40,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cuda_abi.h"
+#include "driver_abi.h"
 #include "ebbtide_sim.h"
 
 enum {
@@ -163,7 +164,7 @@ void sim_history_leave(memory_object *object, const char *call, uint64_t address
 void sim_history_forget(memory_object *object);
 void sim_history_sweep(void); /* drop what the host has observed */
 
-/* ---- memory.c, host.c ----------------------------------------------------------------------- */
+/* ---- memory.c ----------------------------------------------------------------------- */
 
 typedef struct frame {
     memory_object object; /* first */
@@ -198,17 +199,37 @@ typedef struct mapping {
     bool touched; /* the frame is behind the address (access was given once) */
     /* a chunk of cuMemAlloc: */
     bool chunk;
-    bool shared;   /* by small allocations */
-    int context;   /* device whose context owns it */
-    uint64_t used; /* bytes handed out, from the start */
-    uint32_t live; /* allocations in it */
+    struct pool *pool; /* that it belongs to, or NULL */
+    bool shared;       /* by small allocations */
+    int context;       /* device whose context owns it */
+    uint64_t used;     /* bytes handed out, from the start */
+    uint32_t live;     /* allocations in it */
 } mapping;
 
-/* One cuMemAlloc. Small ones share a chunk. */
+typedef struct pool_block pool_block;
+typedef struct pool_chunk pool_chunk;
+
+/* One cuMemAlloc or cuMemAllocAsync, or one memory of another process. Small ones share a chunk. */
 typedef struct allocation {
     range node; /* first; what was asked for, to the byte */
     mapping *chunk;
+    pool_block *block; /* of a pool, or NULL */
+    uint32_t opened;   /* another process's memory, opened this often; 0: our own */
 } allocation;
+
+typedef struct pool {
+    uint64_t id;
+    int device;
+    bool is_default;
+    bool dead;          /* destroyed, but something of it is still in use */
+    int reuse[3];       /* CU_MEMPOOL_ATTR_REUSE_* */
+    uint64_t most;      /* bytes it may hold; 0: any */
+    uint64_t threshold; /* bytes it keeps when the host waits for something */
+    uint64_t reserved, reserved_high, used, used_high;
+    uint8_t access[SIM_MAX_CARDS];
+    pool_chunk *chunks;
+    struct pool *next;
+} pool;
 
 typedef struct host_block {
     range node; /* first */
@@ -235,11 +256,40 @@ CUresult sim_map(uint64_t address, uint64_t size, frame_handle *h);
 CUresult sim_unmap(uint64_t address, uint64_t size);
 CUresult sim_set_access(uint64_t address, uint64_t size, const CUmemAccessDesc *access,
                         size_t count);
+CUresult sim_map_frame(uint64_t address, uint64_t size, frame_handle *h);
+void sim_unmap_one(mapping *m);
+bool sim_apply_access(mapping *m);
+void sim_forget_reservation(reservation *r);
+CUresult sim_frame_share(frame *f);
+uint64_t sim_inode_of(int fd); /* 0: none */
+void sim_memory_reset(void);
+void sim_wait_for_everything(int device); /* driver_memory.c; drops the lock meanwhile */
+
+/* ---- alloc.c, pool.c -------------------------------------------------------------------------- */
+
+mapping *sim_chunk_new(int device, uint64_t size, CUresult *code); /* NULL: *code says why */
+void sim_chunk_free(mapping *m);
 CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address);
 void sim_allocation_leave(const allocation *a, const char *call);
 void sim_free(allocation *a);
 void sim_memory_context_gone(int device);
-void sim_memory_reset(void);
+
+typedef struct mark mark;
+typedef struct stream stream;
+
+pool *sim_pool_new(int device); /* NULL: no host memory */
+pool *sim_pool_of(int device);  /* its default pool */
+CUresult sim_pool_alloc(pool *p, uint64_t bytes, stream *s, CUdeviceptr *address);
+CUresult sim_pool_free(allocation *a, stream *s);
+void sim_pool_take_back(pool_block *b, mark *freed); /* takes the reference; NULL: it is over */
+void sim_pool_trim(pool *p, uint64_t keep);
+void sim_pool_set_access(pool *p, int device, int flags);
+void sim_pool_destroy(pool *p);
+void sim_pools_release(void); /* what pools hold beyond their thresholds */
+void sim_pools_context_gone(int device);
+void sim_pools_reset(void);
+
+/* ---- host.c ----------------------------------------------------------------------------------- */
 
 CUresult sim_host_alloc(int device, uint64_t size, unsigned flags, void **address);
 CUresult sim_host_free(uint64_t address);
@@ -256,7 +306,7 @@ typedef struct vclock {
 } vclock;
 
 /* A point in one or several streams: what an event stands for once it is recorded. */
-typedef struct mark {
+struct mark {
     int refs;
     int pending;  /* streams that have not reached it yet (in modelled time) */
     uint64_t end; /* when all have, if none is pending */
@@ -264,7 +314,7 @@ typedef struct mark {
     int shared; /* index in run.events of a travelling event, or -1 */
     uint64_t shared_record;
     bool foreign; /* of another process: settled when run.events says so */
-} mark;
+};
 
 typedef enum entry_kind {
     ENTRY_WORK,       /* effect: function, copy or memset */
@@ -321,7 +371,7 @@ struct work {
 
 typedef struct capture capture;
 
-typedef struct stream {
+struct stream {
     uint64_t id; /* handle; 0: slot unused */
     int number;  /* for people */
     uint32_t slot;
@@ -341,7 +391,9 @@ typedef struct stream {
     uint32_t capture_index; /* its place in the capture's own order */
     uint64_t capture_sequence;
     vclock capture_order;
-} stream;
+};
+
+enum { SIM_LIMITS = 7 };
 
 typedef struct context {
     int device;
@@ -350,6 +402,7 @@ typedef struct context {
     CUresult lost; /* an illegal access happened: every call returns this */
     stream *default_stream;
     uint64_t engine_end[ENGINE_COUNT];
+    size_t limits[SIM_LIMITS]; /* CU_LIMIT_*, as set; 0: not */
 } context;
 
 void sim_vclock_join(vclock *into, const vclock *from);
@@ -382,6 +435,7 @@ void sim_mark_observe(mark *m); /* the host knows */
 void sim_mark_wait(mark *m);    /* block until reached, then observe; drops the lock meanwhile */
 void sim_wait_mark(stream *s, mark *m); /* the stream waits, not the host */
 mark *sim_mark_foreign(int shared, uint64_t record_number);
+mark *sim_mark_both(const mark *a, const mark *b);
 
 /* ---- progress.c ------------------------------------------------------------------------------ */
 
@@ -401,6 +455,7 @@ CUresult sim_copy(const char *call, stream *s, uint64_t to, int to_device, uint6
                   int from_device, uint64_t bytes);
 CUresult sim_set(const char *call, stream *s, uint64_t to, uint32_t value, uint64_t count,
                  unsigned width);
+CUresult sim_touch(const char *call, stream *s, uint64_t address, uint64_t bytes);
 void sim_effect(work *w);
 void sim_source_remember(work *w);
 void sim_source_check(work *w);
@@ -436,6 +491,38 @@ void sim_capture_stream_gone(stream *s);
 void sim_capture_reset(void);
 CUresult sim_capture_check_implicit(stream *s); /* 906: the default stream beside a capture */
 uint64_t sim_capture_count(void);
+
+/* ---- graph.c -------------------------------------------------------------------------------- */
+
+typedef struct graph_node {
+    uint64_t id;
+    struct graph *graph;
+    work *work;
+    uint32_t branch;   /* its place in the capture's order: the branch, */
+    uint64_t sequence; /* and the number on it */
+    vclock order;      /* what it comes after, and itself */
+} graph_node;
+
+typedef struct graph {
+    uint64_t id;
+    bool executable, capturing;
+    unsigned long long flags;
+    graph_node **nodes; /* in the order of capture, which is a legal order */
+    size_t node_count, node_room;
+} graph;
+
+graph *sim_graph_new(bool executable); /* NULL: no host memory */
+void sim_graph_free(graph *g);
+/* Takes the reference to the work; false: no host memory, and it does not. */
+bool sim_graph_add(graph *g, work *w, uint32_t branch, uint64_t sequence, const vclock *order);
+graph_node *sim_graph_node(CUgraphNode handle); /* NULL: no such */
+/* The last nodes of what `clock` has seen; how many there are. */
+size_t sim_graph_last(const graph *g, const vclock *clock, CUgraphNode *nodes, size_t room);
+void sim_graphs_reset(void);
+
+/* ---- attributes.c --------------------------------------------------------------------------- */
+
+CUresult sim_attribute(int device, int attribute, int *value);
 
 /* ---- table.c: entry and exit of every call; failures ---------------------------------------- */
 
@@ -480,8 +567,10 @@ typedef struct simulator {
     uint64_t unsettled; /* entries that have no end yet */
     vclock host;        /* what the host has observed */
     uint64_t host_version;
-    ids stream_ids, event_ids, handle_ids, graph_ids;
+    ids stream_ids, event_ids, handle_ids, graph_ids, node_ids, pool_ids;
     ranges reservations, mappings, allocations, host_blocks;
+    pool *default_pools[SIM_MAX_CARDS], *current_pools[SIM_MAX_CARDS];
+    bool peers[SIM_MAX_CARDS][SIM_MAX_CARDS];    /* [user][owner]: cuCtxEnablePeerAccess */
     frame *shared_frames[SIM_MAX_SHARED_FRAMES]; /* by index in run->frames: those we hold */
     frame *orphans;         /* exported, held by nobody but a file descriptor somewhere */
     memory_object *objects; /* those with a history */

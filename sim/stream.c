@@ -326,6 +326,16 @@ mark *sim_mark_context(int device)
     return m;
 }
 
+/* Two marks as one. Neither may be pending. */
+mark *sim_mark_both(const mark *a, const mark *b)
+{
+    mark *m = mark_new();
+    m->end = a->end > b->end ? a->end : b->end;
+    sim_vclock_join(&m->order, &a->order);
+    sim_vclock_join(&m->order, &b->order);
+    return m;
+}
+
 mark *sim_mark_foreign(int shared, uint64_t record_number)
 {
     mark *m = mark_new();
@@ -384,6 +394,7 @@ void sim_mark_wait(mark *m)
     }
     sim_mark_observe(m);
     sim_mark_unref(m);
+    sim_pools_release();
 }
 
 void sim_wait_mark(stream *s, mark *m)

@@ -23,7 +23,9 @@ simulator sim = {.mutex = PTHREAD_MUTEX_INITIALIZER,
                  .stream_ids = {.tag = 1},
                  .event_ids = {.tag = 2},
                  .handle_ids = {.tag = 3},
-                 .graph_ids = {.tag = 4}};
+                 .graph_ids = {.tag = 4},
+                 .node_ids = {.tag = 5},
+                 .pool_ids = {.tag = 6}};
 
 enum { ANY, INIT, GUARDED, CTX, UNSAFE };
 
@@ -240,6 +242,11 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, u
     return sim_leave(status == NULL && *function == NULL ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS);
 }
 
+CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags)
+{
+    return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
+}
+
 void ebbsim_driver_version(int version)
 {
     pthread_mutex_lock(&sim.mutex);
@@ -337,6 +344,8 @@ void ebbsim_reset(void)
     sim_ids_clear(&sim.event_ids);
     sim_ids_clear(&sim.handle_ids);
     sim_ids_clear(&sim.graph_ids);
+    sim_ids_clear(&sim.node_ids);
+    sim_ids_clear(&sim.pool_ids);
     memset(sim.contexts, 0, sizeof sim.contexts);
     forget_plans();
     memset(&control, 0, sizeof control);

@@ -60,15 +60,22 @@ void fuzz_keep(pool *p, uint64_t value)
     p->values[p->next++ % POOL] = value;
 }
 
+/* One of those got so far; 0 if there are none. */
+static uint64_t kept(const pool *p, uint8_t which)
+{
+    unsigned count = p->next < POOL ? p->next : POOL;
+    return count == 0 ? 0 : p->values[which % count];
+}
+
 /* One that was got once, and may be gone; or anything. */
 uint64_t fuzz_pick(fuzz *f, const pool *p)
 {
     uint8_t which = fuzz_byte(f);
     if (which < 240) {
-        return p->values[which % POOL];
+        return kept(p, which);
     }
     if (which < 250) {
-        return p->values[which % POOL] ^ (uint64_t)1 << (fuzz_byte(f) % 64);
+        return kept(p, which) ^ (uint64_t)1 << (fuzz_byte(f) % 64);
     }
     return which < 253 ? which - 250u : fuzz_number(f);
 }
@@ -82,17 +89,17 @@ CUdeviceptr fuzz_address(fuzz *f)
 {
     uint8_t which = fuzz_byte(f);
     if (which < 140) {
-        return f->spaces.values[which % POOL] + (CUdeviceptr)(fuzz_byte(f) % 8) * PAGE;
+        return kept(&f->spaces, which) + (CUdeviceptr)(fuzz_byte(f) % 8) * PAGE;
     }
     if (which < 180) {
-        return f->spaces.values[which % POOL] + (CUdeviceptr)(fuzz_byte(f) % 8) * PAGE +
+        return kept(&f->spaces, which) + (CUdeviceptr)(fuzz_byte(f) % 8) * PAGE +
                fuzz_byte(f) * (CUdeviceptr)37;
     }
     if (which < 210) {
-        return f->allocations.values[which % POOL] + fuzz_byte(f) * (CUdeviceptr)16;
+        return kept(&f->allocations, which) + fuzz_byte(f) * (CUdeviceptr)16;
     }
     if (which < 240) {
-        return f->blocks.values[which % POOL] + fuzz_byte(f) * (CUdeviceptr)16;
+        return kept(&f->blocks, which) + fuzz_byte(f) * (CUdeviceptr)16;
     }
     return which < 250 ? (CUdeviceptr)(uintptr_t)spare[which % 2] + fuzz_byte(f) : fuzz_number(f);
 }
@@ -175,6 +182,42 @@ static void fill_table(ebb__driver *cu)
     }
 }
 
+/* Some of everything, because few inputs would get that far: a space with two pages of memory, one
+   of them at two addresses and for both devices; streams, events, pinned memory. */
+static void furnish(fuzz *f)
+{
+    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .requestedHandleTypes =
+                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemAccessDesc access[2] = {
+        {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
+        {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
+    CUdeviceptr space = 0, allocation = 0;
+    void *block = NULL;
+    f->cu.cuMemAddressReserve(&space, 8 * (size_t)PAGE, 0, 0, 0);
+    fuzz_keep(&f->spaces, space);
+    for (unsigned i = 0; i < 2; i++) {
+        CUmemGenericAllocationHandle frame = 0;
+        CUstream stream = NULL;
+        CUevent event = NULL;
+        f->cu.cuMemCreate(&frame, PAGE, &properties, 0);
+        f->cu.cuMemMap(space + i * (CUdeviceptr)PAGE, PAGE, 0, frame, 0);
+        f->cu.cuMemMap(space + (3 - i) * (CUdeviceptr)PAGE, PAGE, 0, frame, 0);
+        f->cu.cuStreamCreate(&stream, i);
+        f->cu.cuEventCreate(&event, 0);
+        fuzz_keep(&f->handles, frame);
+        fuzz_keep(&f->streams, (uint64_t)(uintptr_t)stream);
+        fuzz_keep(&f->events, (uint64_t)(uintptr_t)event);
+    }
+    f->cu.cuMemSetAccess(space, 3 * (size_t)PAGE, access, 1);
+    f->cu.cuMemSetAccess(space, PAGE, access + 1, 1);
+    f->cu.cuMemAlloc(&allocation, 8192);
+    fuzz_keep(&f->allocations, allocation);
+    f->cu.cuMemHostAlloc(&block, 8192, 0);
+    fuzz_keep(&f->blocks, (uint64_t)(uintptr_t)block);
+}
+
 static void start(fuzz *f)
 {
     ebbsim_reset();
@@ -198,6 +241,9 @@ static void start(fuzz *f)
             fuzz_keep(&f->contexts, (uint64_t)(uintptr_t)context);
         }
         f->cu.cuMemHostRegister(words, sizeof words, 0);
+    }
+    if (kind < 200) {
+        furnish(f);
     }
     fuzz_keep(&f->streams, 0);
     fuzz_keep(&f->streams, 1);
