@@ -42,7 +42,7 @@ def tree(tmp_path):
             "sim/face.c": '#include "sim.h"\n#include "cuda_abi.h"\n#include "ebbtide_sim.h"\n',
             "python/ebbtide/_core.c": '#include <Python.h>\n#include "ebbtide.h"\n',
             "python/ebbtide/__init__.py": "from ebbtide import sim\n",
-            "python/ebbtide/sim/__init__.py": "def start():\n    from ebbtide.sim import operators\n",
+            "python/ebbtide/sim/__init__.py": "def a():\n    from ebbtide.sim import operators\n",
             "python/ebbtide/sim/operators/__init__.py": "import torch\n",
             "python/ebbtide/attach.py": "import torch\n",
         }
