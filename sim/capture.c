@@ -402,7 +402,7 @@ static CUresult answer_nodes(stream *s, const capture_info *wanted)
 static CUresult tell(function_id function, CUstream handle, const capture_info *wanted)
 {
     CUresult code;
-    stream *s = sim_enter_stream(function, handle, &code);
+    stream *s = sim_enter_stream((int)function, handle, &code);
     if (s == NULL || wanted->status == NULL) {
         return sim_leave(s == NULL ? code : CUDA_ERROR_INVALID_VALUE);
     }

@@ -102,7 +102,7 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *out)
 static CUresult describe(function_id function, CUstream handle, const void *out, stream **found)
 {
     CUresult code;
-    *found = sim_enter_stream(function, handle, &code);
+    *found = sim_enter_stream((int)function, handle, &code);
     return *found != NULL && out == NULL ? CUDA_ERROR_INVALID_VALUE : code;
 }
 

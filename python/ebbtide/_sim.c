@@ -9,7 +9,30 @@
 
 #include "ebbtide_sim.h"
 
-enum { MOST_RANGES = 1024 };
+enum { MOST_RANGES = 1024, NO_CONTEXT = 201 };
+
+/* Functions of the simulated driver, asked of itself when the module is loaded. */
+extern int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
+                               int *status);
+static int (*retain)(void **context, int device);
+static int (*set_current)(void *context);
+
+static int find_functions(void)
+{
+    int status;
+    return cuGetProcAddress_v2("cuDevicePrimaryCtxRetain", (void **)&retain, 12000, 0, &status) ||
+           cuGetProcAddress_v2("cuCtxSetCurrent", (void **)&set_current, 12000, 0, &status) ||
+           !retain || !set_current;
+}
+
+/* A thread that has not called CUDA yet has no context, and PyTorch's runtime would give it one at
+   its first call. This may be the first. */
+static int make_current(int device)
+{
+    void *context;
+    int code = retain(&context, device);
+    return code ? code : set_current(context);
+}
 
 static int check(int code, const char *what)
 {
@@ -20,16 +43,21 @@ static int check(int code, const char *what)
     return -1;
 }
 
-/* catch_up(stream): what the stream's next work is ordered after has had its effect. */
-static PyObject *catch_up(PyObject *self, PyObject *argument)
+/* catch_up(device, stream): what the stream's next work is ordered after has had its effect. */
+static PyObject *catch_up(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    void *stream = PyLong_AsVoidPtr(argument);
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "catch_up(device, stream)");
+    int device = (int)PyLong_AsLong(arguments[0]);
+    void *stream = PyLong_AsVoidPtr(arguments[1]);
     if (PyErr_Occurred())
         return NULL;
     int code;
     Py_BEGIN_ALLOW_THREADS;
     code = ebbsim_catch_up(stream);
+    if (code == NO_CONTEXT && !(code = make_current(device)))
+        code = ebbsim_catch_up(stream);
     Py_END_ALLOW_THREADS;
     if (check(code, "to catch up"))
         return NULL;
@@ -77,7 +105,8 @@ static PyObject *touched(PyObject *self, PyObject *const *arguments, Py_ssize_t 
 }
 
 static PyMethodDef methods[] = {
-    {"catch_up", catch_up, METH_O, "What the stream's next work is ordered after has its effect."},
+    {"catch_up", (PyCFunction)(void (*)(void))catch_up, METH_FASTCALL,
+     "What the stream's next work is ordered after has its effect."},
     {"touched", (PyCFunction)(void (*)(void))touched, METH_FASTCALL,
      "An operator has run: what it read and wrote."},
     {NULL, NULL, 0, NULL},
@@ -94,5 +123,9 @@ PyMODINIT_FUNC PyInit__sim(void); /* Python's own headers do not declare it */
 
 PyMODINIT_FUNC PyInit__sim(void)
 {
+    if (find_functions()) {
+        PyErr_SetString(PyExc_ImportError, "the simulated GPU lacks a driver function");
+        return NULL;
+    }
     return PyModuleDef_Init(&module);
 }

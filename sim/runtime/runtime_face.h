@@ -126,9 +126,7 @@ RT_API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
 RT_API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority);
 RT_API cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags);
 RT_API cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long *id);
-#if EBB_CUDART == 13
 RT_API cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device);
-#endif
 RT_API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data);
 RT_API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function,
                                          void *data, unsigned flags);
@@ -140,6 +138,9 @@ RT_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stre
 RT_API cudaError_t cudaEventQuery(cudaEvent_t event);
 RT_API cudaError_t cudaEventSynchronize(cudaEvent_t event);
 RT_API cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end);
+#if EBB_CUDART == 12
+RT_API cudaError_t cudaEventElapsedTime_v2(float *milliseconds, cudaEvent_t start, cudaEvent_t end);
+#endif
 RT_API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode);
 RT_API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
 RT_API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, int *status);

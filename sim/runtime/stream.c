@@ -58,7 +58,6 @@ cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long *id)
     RT_WITH_CONTEXT(cuStreamGetId, stream, id);
 }
 
-#if EBB_CUDART == 13
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
 {
     CUcontext context = NULL, other = NULL;
@@ -79,7 +78,6 @@ cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
     }
     return rt_leave(code == cudaSuccess ? cudaErrorInvalidResourceHandle : code);
 }
-#endif
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data)
 {
@@ -167,6 +165,13 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
 {
     RT_WITH_CONTEXT(cuEventElapsedTime, milliseconds, start, end);
 }
+
+#if EBB_CUDART == 12
+cudaError_t cudaEventElapsedTime_v2(float *milliseconds, cudaEvent_t start, cudaEvent_t end)
+{
+    return cudaEventElapsedTime(milliseconds, start, end);
+}
+#endif
 
 /* ---- captures --------------------------------------------------------------------------------- */
 

@@ -140,6 +140,16 @@
     X(cudaGraphicsVDPAURegisterVideoSurface)                                                       \
     X(cudaImportExternalMemory)                                                                    \
     X(cudaImportExternalSemaphore)                                                                 \
+    X(cudaKernelSetAttributeForDevice)                                                             \
+    X(cudaLibraryEnumerateKernels)                                                                 \
+    X(cudaLibraryGetGlobal)                                                                        \
+    X(cudaLibraryGetKernel)                                                                        \
+    X(cudaLibraryGetKernelCount)                                                                   \
+    X(cudaLibraryGetManaged)                                                                       \
+    X(cudaLibraryGetUnifiedFunction)                                                               \
+    X(cudaLibraryLoadData)                                                                         \
+    X(cudaLibraryLoadFromFile)                                                                     \
+    X(cudaLibraryUnload)                                                                           \
     X(cudaMalloc3D)                                                                                \
     X(cudaMalloc3DArray)                                                                           \
     X(cudaMallocArray)                                                                             \
@@ -167,6 +177,8 @@
     X(cudaMemcpy3D)                                                                                \
     X(cudaMemcpy3DAsync)                                                                           \
     X(cudaMemcpy3DAsync_ptsz)                                                                      \
+    X(cudaMemcpy3DBatchAsync)                                                                      \
+    X(cudaMemcpy3DBatchAsync_ptsz)                                                                 \
     X(cudaMemcpy3DPeer)                                                                            \
     X(cudaMemcpy3DPeerAsync)                                                                       \
     X(cudaMemcpy3DPeerAsync_ptsz)                                                                  \
@@ -174,6 +186,8 @@
     X(cudaMemcpy3D_ptds)                                                                           \
     X(cudaMemcpyArrayToArray)                                                                      \
     X(cudaMemcpyArrayToArray_ptds)                                                                 \
+    X(cudaMemcpyBatchAsync)                                                                        \
+    X(cudaMemcpyBatchAsync_ptsz)                                                                   \
     X(cudaMemcpyFromArray)                                                                         \
     X(cudaMemcpyFromArrayAsync)                                                                    \
     X(cudaMemcpyFromArrayAsync_ptsz)                                                               \
@@ -258,18 +272,8 @@
     X(cudaGraphNodeGetParams)                                                                      \
     X(cudaGraphNodeGetToolsId)                                                                     \
     X(cudaGreenCtxCreate)                                                                          \
-    X(cudaKernelSetAttributeForDevice)                                                             \
     X(cudaLaunchHostFunc_v2)                                                                       \
     X(cudaLaunchHostFunc_v2_ptsz)                                                                  \
-    X(cudaLibraryEnumerateKernels)                                                                 \
-    X(cudaLibraryGetGlobal)                                                                        \
-    X(cudaLibraryGetKernel)                                                                        \
-    X(cudaLibraryGetKernelCount)                                                                   \
-    X(cudaLibraryGetManaged)                                                                       \
-    X(cudaLibraryGetUnifiedFunction)                                                               \
-    X(cudaLibraryLoadData)                                                                         \
-    X(cudaLibraryLoadFromFile)                                                                     \
-    X(cudaLibraryUnload)                                                                           \
     X(cudaLogsCurrent)                                                                             \
     X(cudaLogsDumpToFile)                                                                          \
     X(cudaLogsDumpToMemory)                                                                        \
@@ -284,12 +288,8 @@
     X(cudaMemPrefetchBatchAsync)                                                                   \
     X(cudaMemPrefetchBatchAsync_ptsz)                                                              \
     X(cudaMemSetMemPool)                                                                           \
-    X(cudaMemcpy3DBatchAsync)                                                                      \
-    X(cudaMemcpy3DBatchAsync_ptsz)                                                                 \
     X(cudaMemcpy3DWithAttributesAsync)                                                             \
     X(cudaMemcpy3DWithAttributesAsync_ptsz)                                                        \
-    X(cudaMemcpyBatchAsync)                                                                        \
-    X(cudaMemcpyBatchAsync_ptsz)                                                                   \
     X(cudaMemcpyWithAttributesAsync)                                                               \
     X(cudaMemcpyWithAttributesAsync_ptsz)                                                          \
     X(cudaStreamGetDevResource)                                                                    \

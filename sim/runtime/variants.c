@@ -55,7 +55,10 @@ static cudaStream_t own(cudaStream_t stream)
     X(cudaGraphInstantiateWithParams,                                                              \
       (cudaGraphExec_t * a, cudaGraph_t b, cudaGraphInstantiateParams * c), (a, b, c))             \
     X(cudaGetDriverEntryPoint, (const char *a, void **b, unsigned long long c, int *d),            \
-      (a, b, c, d))
+      (a, b, c, d))                                                                                \
+    X(cudaStreamGetDevice, (cudaStream_t s, int *a), (own(s), a))                                  \
+    X(cudaGetDriverEntryPointByVersion,                                                            \
+      (const char *a, void **b, unsigned c, unsigned long long d, int *e), (a, b, c, d, e))
 
 #if EBB_CUDART == 12
 #define PTSZ_OF_VERSION(X)                                                                         \
@@ -81,10 +84,7 @@ static cudaStream_t own(cudaStream_t stream)
       (own(s), a, b, c, d, e, f))                                                                  \
     X(cudaStreamUpdateCaptureDependencies,                                                         \
       (cudaStream_t s, cudaGraphNode_t * a, const cudaGraphEdgeData *b, size_t c, unsigned d),     \
-      (own(s), a, b, c, d))                                                                        \
-    X(cudaStreamGetDevice, (cudaStream_t s, int *a), (own(s), a))                                  \
-    X(cudaGetDriverEntryPointByVersion,                                                            \
-      (const char *a, void **b, unsigned c, unsigned long long d, int *e), (a, b, c, d, e))
+      (own(s), a, b, c, d))
 #endif
 
 #define DEFINE_PTSZ(name, parameters, arguments)                                                   \

@@ -1,0 +1,63 @@
+"""How much arithmetic an operator does, for those where it counts: matrix products and their kin.
+
+Everything else is bound by the memory it reads and writes, which the simulator knows already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+Formula = Callable[..., float]
+
+
+def _mm(a: Any, b: Any, *_: Any, **__: Any) -> float:
+    return 2.0 * prod(a.shape) * b.shape[-1]
+
+
+def _addmm(_: Any, a: Any, b: Any, *__: Any, **___: Any) -> float:
+    return _mm(a, b)
+
+
+def _convolution(x: Any, w: Any, *rest: Any, **__: Any) -> float:
+    # Each output element takes one product with a filter; the output is about as large as the
+    # input.
+    stride = rest[1] if len(rest) > 1 else [1]
+    scale = prod(stride) if len(stride) > 1 else stride[0] ** (x.dim() - 2)
+    return 2.0 * prod(x.shape[2:]) / max(scale, 1) * x.shape[0] * prod(w.shape)
+
+
+def _convolution_backward(_: Any, x: Any, w: Any, *rest: Any, **__: Any) -> float:
+    return 2.0 * _convolution(x, w, None, *rest[1:])
+
+
+def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> float:
+    *batch, m, d = q.shape
+    return 2.0 * prod(batch) * m * k.shape[-2] * (d + v.shape[-1])
+
+
+def _attention_backward(_: Any, q: Any, k: Any, v: Any, *__: Any, **___: Any) -> float:
+    return 2.5 * _attention(q, k, v)
+
+
+FORMULAS: dict[str, Formula] = {
+    "aten::mm": _mm,
+    "aten::bmm": _mm,
+    "aten::addmm": _addmm,
+    "aten::baddbmm": _addmm,
+    "aten::_addmm_activation": _addmm,
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+    "aten::_scaled_dot_product_flash_attention": _attention,
+    "aten::_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "aten::_scaled_dot_product_efficient_attention": _attention,
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "aten::_scaled_dot_product_cudnn_attention": _attention,
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention_backward,
+}
+
+
+def formula(name: str) -> Formula | None:
+    """The arithmetic of the operator called `name` (without its overload), if it counts."""
+    return FORMULAS.get(name)

@@ -1,0 +1,47 @@
+"""Random numbers: a CUDA generator's seed and offset decide what a CPU generator gives.
+
+So manual_seed, saved and restored states, per-device generators and checkpointing behave as on a
+GPU.
+The numbers themselves are the CPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+# PyTorch counts offsets in steps of four.
+STEP = 4
+
+
+def _mix(seed: int, offset: int) -> int:
+    """One number of 63 bits from two, so that neighbours have nothing in common."""
+    z = (seed * 0x9E3779B97F4A7C15 + offset * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & (2**64 - 1)
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (z ^ (z >> 31)) >> 1
+
+
+def draw(generator: torch.Generator | None, device: int) -> torch.Generator:
+    """A CPU generator for one operator; the CUDA generator moves on."""
+    if generator is None:
+        torch.cuda.init()
+        generator = torch.cuda.default_generators[device]
+    offset = generator.get_offset()
+    generator.set_offset(offset + STEP)
+    return torch.Generator().manual_seed(_mix(generator.initial_seed(), offset))
+
+
+@contextmanager
+def default_from(device: int) -> Iterator[None]:
+    """Within it the CPU's default generator gives what the CUDA one would: for operators that draw
+    random numbers without taking a generator."""
+    default = torch.default_generator
+    state = default.get_state()
+    default.set_state(draw(None, device).get_state())
+    try:
+        yield
+    finally:
+        default.set_state(state)
