@@ -397,8 +397,12 @@ static void print_dot(const graph *g, FILE *to)
     for (size_t i = 0; i < g->node_count; i++) {
         const graph_node *n = g->nodes[i];
         size_t count = last_nodes(g, &n->order, n, NULL, 0);
-        CUgraphNode *before = malloc((count + 1) * sizeof(CUgraphNode));
-        for (size_t j = 0; before != NULL && j < last_nodes(g, &n->order, n, before, count); j++) {
+        CUgraphNode *before = calloc(count + 1, sizeof(CUgraphNode));
+        if (before == NULL) {
+            break;
+        }
+        last_nodes(g, &n->order, n, before, count);
+        for (size_t j = 0; j < count; j++) {
             fprintf(to, "\"graph_1_node_%" PRIxPTR "\" -> \"graph_1_node_%" PRIx64 "\";\n",
                     (uintptr_t)before[j], n->id);
         }

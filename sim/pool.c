@@ -210,7 +210,8 @@ static bool chunk_is_over(pool_chunk *c)
         merge_with_next(b);
     }
     const pool_block *b = c->blocks;
-    if (b->next != NULL || !b->free || (b->freed != NULL && !sim_mark_reached(b->freed))) {
+    if (b == NULL || b->next != NULL || !b->free ||
+        (b->freed != NULL && !sim_mark_reached(b->freed))) {
         return false;
     }
     bool ran = true;

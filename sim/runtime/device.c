@@ -80,7 +80,10 @@ cudaError_t cudaSetDeviceFlags(unsigned flags)
 cudaError_t cudaGetDeviceFlags(unsigned *flags)
 {
     int device = 0;
-    cudaError_t code = flags == NULL ? rt_leave(cudaErrorInvalidValue) : cudaGetDevice(&device);
+    if (flags == NULL) {
+        return rt_leave(cudaErrorInvalidValue);
+    }
+    cudaError_t code = cudaGetDevice(&device);
     if (code == cudaSuccess) {
         *flags = __atomic_load_n(&device_flags[device], __ATOMIC_RELAXED) | 8; /* can map host */
     }
@@ -252,7 +255,10 @@ cudaError_t cudaGetDeviceProperties_v2(cudaDeviceProp *p, int device)
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
     cudaDeviceProp all;
-    cudaError_t code = p == NULL ? rt_leave(cudaErrorInvalidValue) : properties(&all, device);
+    if (p == NULL) {
+        return rt_leave(cudaErrorInvalidValue);
+    }
+    cudaError_t code = properties(&all, device);
     if (code == cudaSuccess) {
         memcpy(p, &all, offsetof(cudaDeviceProp, hostRegisterSupported));
     }

@@ -166,11 +166,8 @@ typedef struct cudaDeviceProp {
 #endif
 } cudaDeviceProp;
 
-/* X(field, in 12, in 13): where NVIDIA's headers have it. */
+/* X(field, in 12, in 13): where NVIDIA's headers have what they have not in the same place. */
 #define RT_OFFSETS(X)                                                                              \
-    X(totalGlobalMem, 288, 288)                                                                    \
-    X(totalConstMem, 352, 352)                                                                     \
-    X(textureAlignment, 368, 368)                                                                  \
     X(multiProcessorCount, 388, 384)                                                               \
     X(maxTexture1D, 408, 396)                                                                      \
     X(maxTexture2D, 420, 404)                                                                      \
@@ -189,6 +186,8 @@ typedef struct cudaDeviceProp {
                    "layout of cudaDeviceProp");
 RT_OFFSETS(RT_OFFSET)
 #undef RT_OFFSET
+_Static_assert(offsetof(cudaDeviceProp, totalGlobalMem) == 288, "layout of cudaDeviceProp");
+_Static_assert(offsetof(cudaDeviceProp, textureAlignment) == 368, "layout of cudaDeviceProp");
 _Static_assert(sizeof(cudaDeviceProp) == (EBB_CUDART == 12 ? 1032 : 1008), "cudaDeviceProp");
 _Static_assert(sizeof(cudaPointerAttributes) == (EBB_CUDART == 12 ? 24 : 88), "cudaPointer...");
 _Static_assert(sizeof(cudaFuncAttributes) == 144, "layout of cudaFuncAttributes");

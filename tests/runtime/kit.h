@@ -8,7 +8,7 @@
 
 #include "ebbtide_sim.h"
 #include "harness.h"
-#include "runtime_face.h"
+#include "runtime/runtime_face.h"
 
 #define OK(call) CHECK_EQ(call, cudaSuccess)
 

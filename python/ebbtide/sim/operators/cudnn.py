@@ -164,11 +164,6 @@ KERNELS = {
 WRITES = {"aten::cudnn_batch_norm": {"running_mean", "running_var"}}
 
 
-def is_acceptable(self: Tensor) -> bool:
-    """No to cuDNN's recurrent networks: PyTorch then takes its own cells, which are above."""
-    return False
-
-
 def flatten_weight(
     weights: list[Tensor],
     weight_stride0: int,
@@ -194,6 +189,5 @@ def flatten_weight(
 
 
 OPERATORS = {
-    "aten::cudnn_is_acceptable": is_acceptable,
     "aten::_cudnn_rnn_flatten_weight": flatten_weight,
 }

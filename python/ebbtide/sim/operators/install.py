@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ebbtide.sim.operators import attention, copies, cudnn
+from ebbtide.sim.operators import attention, copies, cudnn, rnn
 from ebbtide.sim.operators.redirect import redirect
 
 # Left as they are: they allocate, describe or move memory, and launch nothing.
@@ -69,7 +69,7 @@ def _wanted() -> list[str]:
 
 def _functions() -> Iterator[tuple[str, Any]]:
     """Every operator to register, with its function."""
-    kernels = {**attention.KERNELS, **cudnn.KERNELS}
+    kernels = {**attention.KERNELS, **cudnn.KERNELS, **rnn.KERNELS}
     special = {**copies.OPERATORS, **cudnn.OPERATORS}
     yield from special.items()
     known = set(torch._C._dispatch_get_all_op_names())
@@ -96,6 +96,9 @@ def install() -> int:
                 libraries[namespace] = torch.library.Library(namespace, "IMPL")
             libraries[namespace].impl(rest, function, "CUDA")
             count += 1
+        for name, function in rnn.ENTRIES.items():
+            for key in ("AutogradCUDA", "CUDA"):
+                libraries["aten"].impl(name.partition("::")[2], function, key)
     _libraries.extend(libraries.values())
     torch._C._jit_set_texpr_fuser_enabled(False)  # it would compile for a GPU that is not there
     return count
