@@ -127,8 +127,13 @@ typedef struct ebbsim_work {
     void (*function)(void *data); /* its effect, late; NULL: none. It must not call the driver */
     void *data;
     /* The caller does the work itself right after the call returns: everything ordered before it
-       has then had its effect, and `function` is not used. This is how PyTorch's operators run. */
+       has then had its effect. This is how PyTorch's operators run. On a capturing stream the work
+       becomes a node, and `function` is what does it when the graph is launched: then, on the
+       launching thread, without the simulator's lock. Else `function` is not used. */
     int now;
+    /* Called when a captured work will not run again, with the lock held: it must not wait, nor call
+       the driver. May be NULL. */
+    void (*release)(void *data);
 } ebbsim_work;
 
 /*
@@ -141,7 +146,8 @@ EBBSIM_API int ebbsim_launch(const ebbsim_work *work, void *stream);
 /*
  * Let everything that whatever is queued next on `stream` would be ordered after have its effect, so
  * that the calling thread may read and write that memory itself, and say afterwards what it touched
- * (ebbsim_launch with `now`). May wait for host functions. Returns a CUresult.
+ * (ebbsim_launch with `now`). May wait for host functions. Returns a CUresult; if the stream is
+ * capturing, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and the capture goes on.
  */
 EBBSIM_API int ebbsim_catch_up(void *stream);
 

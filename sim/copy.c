@@ -216,8 +216,8 @@ static void name_place(work *w, const stream *s)
     w->thread = sim_thread_number();
 }
 
-/* A graph's node, again: the captured work is the pattern for a new one. */
-CUresult sim_work_again(stream *s, const work *captured)
+/* A new work with a captured one as its pattern. */
+static CUresult again(stream *s, const work *captured)
 {
     work *w = sim_work_new(captured->kind, captured->call);
     if (w == NULL || !sim_work_ranges(w, captured->ranges, captured->range_count)) {
@@ -232,12 +232,29 @@ CUresult sim_work_again(stream *s, const work *captured)
     w->bytes = captured->bytes;
     w->value = captured->value;
     w->value_test = captured->value_test;
-    w->function = captured->function;
+    w->now = captured->now;
+    w->function = captured->now ? NULL : captured->function;
     w->data = captured->data;
     w->snapshot_wanted = captured->snapshot_wanted;
     w->source_pinned = captured->source_pinned;
     name_place(w, s);
     return node_may_touch(w) ? submit(s, w) : fault(s, w);
+}
+
+/* A graph's node, again. What a program does by itself (`now`) it does here, without the lock. */
+CUresult sim_work_again(stream *s, work *captured)
+{
+    if (captured->now && captured->function != NULL) {
+        captured->refs++; /* the graph may go while the lock is dropped */
+        sim_catch_up(s);
+        pthread_mutex_unlock(&sim.mutex);
+        captured->function(captured->data);
+        pthread_mutex_lock(&sim.mutex);
+        CUresult code = again(s, captured);
+        sim_work_unref(captured);
+        return code;
+    }
+    return again(s, captured);
 }
 
 /* ---- copies ----------------------------------------------------------------------------------- */
@@ -410,7 +427,11 @@ static CUresult launch(const ebbsim_work *given, stream *s)
     w->engine = ENGINE_COMPUTE;
     name_place(w, s);
     w->now = given->now != 0;
-    if (!w->now && given->function != NULL) {
+    if (w->now && s->capture != NULL) {
+        w->function = given->function;
+        w->data = given->data;
+        w->release = given->release;
+    } else if (!w->now && given->function != NULL) {
         w->effect = EFFECT_FUNCTION;
         w->function = given->function;
         w->data = given->data;
@@ -436,7 +457,9 @@ int ebbsim_catch_up(void *stream_handle)
 {
     CUresult code = sim_enter(FN_ebbsim_catch_up);
     stream *s = code == CUDA_SUCCESS ? sim_stream_get(stream_handle, &code) : NULL;
-    if (s != NULL && s->capture == NULL) {
+    if (s != NULL && s->capture != NULL) {
+        code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    } else if (s != NULL) {
         sim_catch_up(s);
     }
     return (int)sim_leave(code);

@@ -34,22 +34,26 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUs
                                           SIM_STREAMS_DEVICE, size));
 }
 
+static CUresult copy_peer(const char *call, stream *s, CUdeviceptr to, CUcontext to_context,
+                          CUdeviceptr from, CUcontext from_context, size_t size)
+{
+    const context *target = sim_context_of(to_context), *source = sim_context_of(from_context);
+    if ((target == NULL && to_context != NULL) || (source == NULL && from_context != NULL)) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    int to_device = target == NULL ? s->device : target->device;
+    int from_device = source == NULL ? s->device : source->device;
+    return sim_copy(call, s, to, to_device, from, from_device, size);
+}
+
 CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                            CUcontext from_context, size_t size, CUstream handle)
 {
     CUresult code;
     stream *s = sim_enter_stream(FN_cuMemcpyPeerAsync, handle, &code);
-    const context *target = sim_context_of(to_context), *source = sim_context_of(from_context);
-    if (s != NULL &&
-        ((target == NULL && to_context != NULL) || (source == NULL && from_context != NULL))) {
-        return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
-    }
-    if (s == NULL) {
-        return sim_leave(code);
-    }
-    int to_device = target == NULL ? s->device : target->device;
-    int from_device = source == NULL ? s->device : source->device;
-    return sim_leave(sim_copy("cuMemcpyPeerAsync", s, to, to_device, from, from_device, size));
+    return sim_leave(
+        s == NULL ? code
+                  : copy_peer("cuMemcpyPeerAsync", s, to, to_context, from, from_context, size));
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream handle)
@@ -130,17 +134,24 @@ CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
 CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                       CUcontext from_context, size_t size)
 {
-    return cuMemcpyPeerAsync(to, to_context, from, from_context, size, NULL);
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuMemcpyPeer, NULL, &code);
+    return sim_leave(
+        s == NULL ? code : copy_peer("cuMemcpyPeer", s, to, to_context, from, from_context, size));
 }
 
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count)
 {
-    return cuMemsetD8Async(to, value, count, NULL);
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuMemsetD8_v2, NULL, &code);
+    return sim_leave(s == NULL ? code : sim_set("cuMemsetD8", s, to, value, count, 1));
 }
 
 CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t count)
 {
-    return cuMemsetD32Async(to, value, count, NULL);
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuMemsetD32_v2, NULL, &code);
+    return sim_leave(s == NULL ? code : sim_set("cuMemsetD32", s, to, value, count, 4));
 }
 
 /* ---- rectangles: row by row -------------------------------------------------------------------- */

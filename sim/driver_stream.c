@@ -270,35 +270,41 @@ static void set_mark(event *e, mark *m)
     e->captured_in = NULL;
 }
 
+static CUresult record(stream *s, CUevent handle)
+{
+    event *e = event_get(handle);
+    if (e == NULL || e->device != s->device) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    if (s->capture != NULL) {
+        return sim_capture_record(s, e);
+    }
+    CUresult code = sim_capture_check_implicit(s);
+    if (code == CUDA_SUCCESS) {
+        set_mark(e, sim_mark_stream(s, e->shared));
+    }
+    return code;
+}
+
 CUresult cuEventRecord(CUevent handle, CUstream stream_handle)
 {
     CUresult code;
     stream *s = sim_enter_stream(FN_cuEventRecord, stream_handle, &code);
-    event *e = s == NULL ? NULL : event_get(handle);
-    if (s == NULL || e == NULL || e->device != s->device) {
-        return sim_leave(s == NULL ? code : CUDA_ERROR_INVALID_HANDLE);
-    }
-    if (s->capture != NULL) {
-        return sim_leave(sim_capture_record(s, e));
-    }
-    if ((code = sim_capture_check_implicit(s)) == CUDA_SUCCESS) {
-        set_mark(e, sim_mark_stream(s, e->shared));
-    }
-    return sim_leave(code);
+    return sim_leave(s == NULL ? code : record(s, handle));
 }
 
-/* External: in a graph, a node that really records. There is none here, so only outside of one. */
+/* External: in a graph, a node that really records. There is none here. */
 CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned flags)
 {
-    if (flags <= CU_EVENT_RECORD_EXTERNAL) {
-        CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-        if (flags == CU_EVENT_RECORD_EXTERNAL) {
-            cuStreamIsCapturing(stream_handle, &status);
-        }
-        return status == CU_STREAM_CAPTURE_STATUS_NONE ? cuEventRecord(handle, stream_handle)
-                                                       : CUDA_ERROR_NOT_SUPPORTED;
+    CUresult code;
+    stream *s = sim_enter_stream(FN_cuEventRecordWithFlags, stream_handle, &code);
+    if (s != NULL && flags > CU_EVENT_RECORD_EXTERNAL) {
+        return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    return CUDA_ERROR_INVALID_VALUE;
+    if (s != NULL && flags == CU_EVENT_RECORD_EXTERNAL && s->capture != NULL) {
+        return sim_leave(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    return sim_leave(s == NULL ? code : record(s, handle));
 }
 
 CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle)

@@ -361,6 +361,7 @@ struct work {
     unsigned value_test; /* ENTRY_WAIT_VALUE: CU_STREAM_WAIT_VALUE_* */
     void (*function)(void *);
     void *data;
+    void (*release)(void *); /* of a captured work's data */
     mark *mark;
     bool check_source; /* compare `source_hash` once more when the host knows that it is over */
     uint64_t source_hash;
@@ -462,7 +463,7 @@ void sim_source_check(work *w);
 void sim_sources_settle(uint64_t address, uint64_t bytes);
 CUresult sim_word(const char *call, stream *s, uint64_t address, uint32_t value, int test);
 CUresult sim_host_function(stream *s, CUhostFn function, void *data);
-CUresult sim_work_again(stream *s, const work *captured);
+CUresult sim_work_again(stream *s, work *captured);
 enum { SIM_HOST = -1, SIM_STREAMS_DEVICE = -2 };
 
 /* ---- capture.c ------------------------------------------------------------------------------ */

@@ -96,6 +96,9 @@ void sim_work_unref(work *w)
     if (--w->refs > 0) {
         return;
     }
+    if (w->release != NULL) {
+        w->release(w->data);
+    }
     if (w->mark != NULL) {
         sim_mark_unref(w->mark);
     }

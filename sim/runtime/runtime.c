@@ -231,9 +231,14 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
                                              unsigned long long flags, int *status)
 {
     CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    int most = 0;
     cudaError_t code = rt_ready();
     if (code == cudaSuccess) {
-        code = (cudaError_t)look_up(symbol, function, (int)version, flags, &found);
+        code = RT_CALL(cuDriverGetVersion, &most);
+    }
+    if (code == cudaSuccess) { /* a program may be newer than the driver: it gets what there is */
+        int wanted = version > (unsigned)most ? most : (int)version;
+        code = (cudaError_t)look_up(symbol, function, wanted, flags, &found);
     }
     if (code == cudaSuccess && status != NULL) {
         *status = (int)found;
@@ -246,11 +251,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
                                     int *status)
 {
-    int version = RT_VERSION, driver = 0;
-    if (rt_ready() == cudaSuccess && RT_CALL(cuDriverGetVersion, &driver) == cudaSuccess) {
-        version = driver < version ? driver : version;
-    }
-    return cudaGetDriverEntryPointByVersion(symbol, function, (unsigned)version, flags, status);
+    return cudaGetDriverEntryPointByVersion(symbol, function, RT_VERSION, flags, status);
 }
 
 cudaError_t cudaProfilerStart(void)

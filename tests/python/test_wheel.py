@@ -52,6 +52,9 @@ def test_the_wheel_is_for_every_python_from_3_10(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("_core.abi3.so", "libebbtide_sim.so", "_core.pyi", "py.typed", "__init__.py"):
         assert f"ebbtide/{name}" in names
+    for face in ("12/libcudart.so.12", "13/libcudart.so.13", "driver/libcuda.so.1"):
+        assert f"ebbtide/faces/{face}" in names
+    assert "ebbtide/faces/driver/libnvidia-ml.so.1" in names
     assert not [name for name in names if name.endswith((".c", ".h"))]
 
 

@@ -102,6 +102,7 @@ class WorkStruct(ctypes.Structure):
         ("function", c_void_p),
         ("data", c_void_p),
         ("now", c_int),
+        ("release", c_void_p),
     )
 
 

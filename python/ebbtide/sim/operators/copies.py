@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from ebbtide import _sim
+from ebbtide.sim.operators.capture import capture_copy
 from ebbtide.sim.operators.memory import alias, span
 
 _stream_of = torch._C._cuda_getCurrentRawStream
@@ -35,16 +36,33 @@ def _moves_bytes(self: torch.Tensor, source: torch.Tensor) -> bool:
     )
 
 
+def _between_devices(self: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+    """Another dtype or other strides on another device: in steps that each are one or the other."""
+    staged = torch.empty(source.size(), dtype=self.dtype, device=source.device)
+    staged.copy_(source)
+    target = self if self.is_contiguous() else torch.empty_like(staged, device=self.device)
+    native_copy_(target, staged, non_blocking)
+    if target is not self:
+        self.copy_(target)
+
+
 def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    if self.device != source.device or _moves_bytes(self, source):
+    if self.device != source.device:
+        if self.is_cuda and source.is_cuda and not _moves_bytes(self, source):
+            _between_devices(self, source.expand_as(self), non_blocking)
+            return self
+        return native_copy_(self, source, non_blocking)
+    if _moves_bytes(self, source):
         return native_copy_(self, source, non_blocking)
     index = self.device.index
     stream = _stream_of(index)
-    _sim.catch_up(index, stream)
-    alias(self).copy_(alias(source))
     to, from_ = span(self), span(source)
-    if to[1] and from_[1]:
-        _sim.touched(stream, "aten::copy_", 0.0, *from_, 1, *to, 2)
+    ranges = (*from_, 1, *to, 2) if to[1] and from_[1] else ()
+    if _sim.catch_up(index, stream):
+        capture_copy(index, stream, self, source, ranges)
+        return self
+    alias(self).copy_(alias(source))
+    _sim.touched(index, stream, "aten::copy_", 0.0, *ranges)
     return self
 
 

@@ -26,6 +26,8 @@ def _mix(seed: int, offset: int) -> int:
 
 def draw(generator: torch.Generator | None, device: int) -> torch.Generator:
     """A CPU generator for one operator; the CUDA generator moves on."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.Generator()  # what is drawn now is thrown away; each launch draws for itself
     if generator is None:
         torch.cuda.init()
         generator = torch.cuda.default_generators[device]

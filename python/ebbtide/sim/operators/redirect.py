@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ebbtide import _sim
+from ebbtide.sim.operators.capture import capture
 from ebbtide.sim.operators.cost import formula
 from ebbtide.sim.operators.memory import CPU, alias, lift, span
 from ebbtide.sim.operators.randomness import default_from, draw
@@ -137,12 +138,41 @@ class Redirect:
         if index < 0:
             index = torch.cuda.current_device()
         stream = _stream_of(index)
-        _sim.catch_up(index, stream)
+        if _sim.catch_up(index, stream):
+            return self._capture(args, kwargs, cpu_args, cpu_kwargs, index, ranges)
         flops = self.flops(*cpu_args, **cpu_kwargs) if self.flops is not None else 0.0
         result = self._run(cpu_args, cpu_kwargs, index)
         result = self._return(result, args, kwargs, cpu_kwargs, index, ranges)
-        _sim.touched(stream, self.name, flops, *ranges)
+        _sim.touched(index, stream, self.name, flops, *ranges)
         return result
+
+    def _capture(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        cpu_args: list[Any],
+        cpu_kwargs: dict[str, Any],
+        index: int,
+        ranges: list[int],
+    ) -> Any:
+        flops = self.flops(*cpu_args, **cpu_kwargs) if self.flops is not None else 0.0
+        written = [
+            tensor
+            for name in {*self.written, *self.outs}
+            for value in [self._argument(name, args, kwargs)]
+            for tensor in (value if isinstance(value, (list, tuple)) else [value])
+            if isinstance(tensor, Tensor) and tensor.is_cuda
+        ]
+
+        def note(again: Callable[[], None]) -> None:
+            _sim.captured(index, _stream_of(index), self.name, flops, again, *ranges)
+
+        return capture(
+            lambda: self._run(list(cpu_args), dict(cpu_kwargs), index),
+            lambda result: self._return(result, args, kwargs, cpu_kwargs, index, ranges),
+            written,
+            note,
+        )
 
     def _run(self, args: list[Any], kwargs: dict[str, Any], index: int) -> Any:
         if self.generator:

@@ -1,0 +1,67 @@
+"""Operators in a CUDA graph.
+
+On a GPU nothing runs during a capture. Here an operator must run to know the shapes of its results, so
+what it wrote is put back afterwards. What the graph keeps is a function over addresses: CPU tensors
+that own nothing, like the pointers in a real graph, and the kernel. It runs when the graph is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ebbtide import _sim
+from ebbtide.sim.operators.memory import alias
+
+Tensor = torch.Tensor
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            yield leaf
+
+
+def _fill(targets: list[Tensor], result: Any) -> None:
+    for target, source in zip(targets, _tensors(result), strict=True):
+        if target.data_ptr() != source.data_ptr():
+            target.copy_(source)
+
+
+def capture(
+    run: Callable[[], Any],
+    finish: Callable[[Any], Any],
+    written: list[Tensor],
+    note: Callable[[Callable[[], None]], None],
+) -> Any:
+    """Capture one operator. `run` gives CPU results, `finish` makes CUDA results of them, `written` are
+    the CUDA tensors it writes to, `note` tells the simulator, once the ranges are known."""
+    kept = [(a, a.clone()) for a in map(alias, written)]
+    result = finish(run())
+    for memory, before in kept:
+        memory.copy_(before)
+    targets = [alias(t) for t in _tensors(result)]
+
+    def again() -> None:
+        # Graphs are launched from anywhere; autograd has no part in it.
+        with torch.no_grad():
+            _fill(targets, run())
+
+    note(again)
+    return result
+
+
+def capture_copy(
+    index: int, stream: int, to: Tensor, source: Tensor, ranges: tuple[int, ...]
+) -> None:
+    """Capture a copy that a kernel would do."""
+    target, origin = alias(to), alias(source)
+
+    def again() -> None:
+        with torch.no_grad():
+            target.copy_(origin)
+
+    _sim.captured(index, stream, "aten::copy_", 0.0, again, *ranges)
