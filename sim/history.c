@@ -243,6 +243,36 @@ static void note_object(note *n, memory_object *object, uint64_t start, uint64_t
     }
 }
 
+/*
+ * A mapping knows who used it, apart from what its frame remembers: where a frame is mapped twice, a
+ * later work through one address hides an earlier one through the other. The latest work of each
+ * stream is enough: what is over when it is over is over.
+ */
+static void note_mapping(mapping *m, work *w)
+{
+    uint32_t free_place = m->user_count;
+    for (uint32_t i = 0; i < m->user_count; i++) {
+        if (m->users[i]->slot == w->slot || sim_observed(m->users[i])) {
+            free_place = i;
+            if (m->users[i]->slot == w->slot) {
+                break;
+            }
+        }
+    }
+    if (free_place < m->user_count) {
+        sim_work_unref(m->users[free_place]);
+    } else {
+        work **users = realloc(m->users, (m->user_count + 1) * sizeof(work *));
+        if (users == NULL) {
+            abort();
+        }
+        m->users = users;
+        m->user_count++;
+    }
+    m->users[free_place] = w;
+    w->refs++;
+}
+
 bool sim_history_note(work *w)
 {
     note n = {.w = w, .order = &sim.streams[w->slot]->order, .clear = true};
@@ -260,6 +290,9 @@ bool sim_history_note(work *w)
                 sim_sources_settle(n.named->address, n.named->bytes);
             }
             uint64_t stop = where->end < end ? where->end : end;
+            if (m != NULL) {
+                note_mapping(m, w);
+            }
             note_object(&n, m != NULL ? &m->frame->object : &b->object, at - where->start,
                         stop - where->start);
             at = stop;
@@ -280,8 +313,24 @@ static bool touches(const work *w, uint64_t address, uint64_t size)
     return false;
 }
 
+/* Memory is taken from under an unfinished work: report it, once for each call that does, and let the
+   work have its effect while there is something to have it on. */
+static void take_from(work *w, const char *call, uint64_t address, uint64_t size)
+{
+    if (w == NULL || w->left == sim.calls_taking || sim_observed(w)) {
+        return;
+    }
+    w->left = sim.calls_taking;
+    sim_report_unmap(w, call, address, size);
+    sim_run(w->slot, w->sequence); /* or it would write through a hole */
+    if (!w->settled || w->end > sim_now()) {
+        sim.contexts[w->device].lost = CUDA_ERROR_ILLEGAL_ADDRESS; /* as a GPU's would be */
+    }
+}
+
 void sim_history_leave(memory_object *object, const char *call, uint64_t address, uint64_t size)
 {
+    sim.calls_taking++;
     for (range *at = sim_ranges_after(&object->pieces, 0), *next; at != NULL; at = next) {
         piece *p = (piece *)at;
         next = sim_ranges_after(&object->pieces, at->end);
@@ -291,17 +340,28 @@ void sim_history_leave(memory_object *object, const char *call, uint64_t address
         }
         for (uint32_t i = 0; i <= p->reader_count; i++) {
             work *w = i == p->reader_count ? p->writer : p->readers[i];
-            if (w == NULL || w->left || !touches(w, address, size)) {
-                continue;
-            }
-            w->left = true; /* once per work is enough */
-            sim_report_unmap(w, call, address, size);
-            sim_run(w->slot, w->sequence); /* or it would write through a hole */
-            if (!w->settled || w->end > sim_now()) {
-                sim.contexts[w->device].lost = CUDA_ERROR_ILLEGAL_ADDRESS; /* as a GPU's would be */
+            if (w != NULL && touches(w, address, size)) {
+                take_from(w, call, address, size);
             }
         }
     }
+}
+
+void sim_history_leave_mapping(mapping *m, const char *call)
+{
+    for (uint32_t i = 0; i < m->user_count; i++) {
+        take_from(m->users[i], call, m->node.start, m->node.end - m->node.start);
+    }
+}
+
+void sim_history_forget_mapping(mapping *m)
+{
+    for (uint32_t i = 0; i < m->user_count; i++) {
+        sim_work_unref(m->users[i]);
+    }
+    free(m->users);
+    m->users = NULL;
+    m->user_count = 0;
 }
 
 void sim_history_forget(memory_object *object)

@@ -381,6 +381,7 @@ void sim_unmap_one(mapping *m)
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
         abort(); /* the frame would stay where nobody knows of it */
     }
+    sim_history_forget_mapping(m);
     sim_ranges_remove(&sim.mappings, &m->node);
     sim.mapped_bytes -= size;
     m->handle->mappings--;
@@ -403,6 +404,7 @@ CUresult sim_unmap(uint64_t address, uint64_t size)
     if (size == 0 || !reserved(address, 1) || !cuts_none(address, size)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    sim.calls_taking++;
     for (uint64_t at = address;;) {
         mapping *m = (mapping *)sim_ranges_after(&sim.mappings, at);
         if (m == NULL || m->node.start >= address + size) {
@@ -412,7 +414,7 @@ CUresult sim_unmap(uint64_t address, uint64_t size)
         if (m->chunk) {
             continue; /* cuMemAlloc's own */
         }
-        sim_history_leave(&m->frame->object, "cuMemUnmap", m->node.start, at - m->node.start);
+        sim_history_leave_mapping(m, "cuMemUnmap");
         sim_unmap_one(m);
     }
 }
@@ -426,8 +428,7 @@ static bool set_access(mapping *m, const CUmemAccessDesc *access, size_t count)
         *rights = (uint8_t)access[i].flags;
     }
     if (less) {
-        sim_history_leave(&m->frame->object, "cuMemSetAccess", m->node.start,
-                          m->node.end - m->node.start);
+        sim_history_leave_mapping(m, "cuMemSetAccess");
     }
     return sim_apply_access(m);
 }
@@ -439,6 +440,7 @@ CUresult sim_set_access(uint64_t address, uint64_t size, const CUmemAccessDesc *
     if (first == NULL || last == NULL || first->chunk || last->chunk || !cuts_none(address, size)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    sim.calls_taking++;
     /* At a hole the driver stops, and says nothing: what is behind it has no access. */
     for (uint64_t at = address; at < address + size;) {
         mapping *m = sim_mapping_at(at);

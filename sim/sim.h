@@ -149,6 +149,7 @@ uint64_t sim_shared_event_recorded(int index);
 /* ---- history.c: who touched what -------------------------------------------------------------*/
 
 typedef struct work work;
+typedef struct mapping mapping;
 
 /* Memory whose accesses are followed: a frame or a block of pinned host memory. */
 typedef struct memory_object {
@@ -161,6 +162,8 @@ typedef struct memory_object {
 bool sim_history_note(work *w);
 /* Report, and run, unfinished work that touches [address, address + size) of the object. */
 void sim_history_leave(memory_object *object, const char *call, uint64_t address, uint64_t size);
+void sim_history_leave_mapping(mapping *m, const char *call);
+void sim_history_forget_mapping(mapping *m);
 void sim_history_forget(memory_object *object);
 void sim_history_sweep(void); /* drop what the host has observed */
 
@@ -191,12 +194,14 @@ typedef struct reservation {
     bool chunk; /* made by cuMemAlloc */
 } reservation;
 
-typedef struct mapping {
+struct mapping {
     range node; /* first */
     frame_handle *handle;
     frame *frame;
     uint8_t access[SIM_MAX_CARDS];
     bool touched; /* the frame is behind the address (access was given once) */
+    work **users; /* the latest of each stream that the host has not observed, and maybe more */
+    uint32_t user_count;
     /* a chunk of cuMemAlloc: */
     bool chunk;
     struct pool *pool; /* that it belongs to, or NULL */
@@ -204,7 +209,7 @@ typedef struct mapping {
     int context;       /* device whose context owns it */
     uint64_t used;     /* bytes handed out, from the start */
     uint32_t live;     /* allocations in it */
-} mapping;
+};
 
 typedef struct pool_block pool_block;
 typedef struct pool_chunk pool_chunk;
@@ -348,8 +353,8 @@ struct work {
     uint64_t when; /* queued */
     long thread;
     uint64_t duration, end;
-    double rate; /* copies: bytes a second when alone on the link; else 0 */
-    bool left;   /* memory it touches was taken away, and that was reported */
+    double rate;   /* copies: bytes a second when alone on the link; else 0 */
+    uint64_t left; /* the last call (sim.calls_taking) that took memory from it, and was reported */
     bool settled, ran, now, waited, host_started, host_done;
     ebbsim_range *ranges;
     ebbsim_range inline_ranges[WORK_INLINE_RANGES];
@@ -576,6 +581,7 @@ typedef struct simulator {
     frame *orphans;         /* exported, held by nobody but a file descriptor somewhere */
     memory_object *objects; /* those with a history */
     uint64_t pieces, sweep_at;
+    uint64_t calls_taking; /* calls that took memory away, so far */
     uint64_t frames, frame_bytes, mapped_bytes, reserved_bytes, handles, chunks, works;
     uint64_t streams_alive;
     int next_stream_number;

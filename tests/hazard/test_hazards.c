@@ -227,6 +227,20 @@ static void memory_of_another_device_without_access(scene *s)
     }
 }
 
+/* A later use of the frame by its other address does not hide the earlier one. */
+static void unmap_of_one_of_two_addresses(scene *s)
+{
+    CUmemGenericAllocationHandle frame = kit_frame(&s->k, 0);
+    CUdeviceptr one = kit_map(&s->k, 20, frame, 0), other = kit_map(&s->k, 30, frame, 0);
+    const char *call = touch(s, s->a, one + s->offset, below(&s->d, 2));
+    if (!s->wrong) {
+        wait_for(s, s->a);
+    }
+    touch(s, s->a, other + s->offset, below(&s->d, 2));
+    OK(s->k.driver.cuMemUnmap(one, PAGE));
+    expect(s, EBBSIM_HAZARD_UNMAP, call, "cuMemUnmap");
+}
+
 /* Rights are taken from under a kernel that is still using them. */
 static void access_taken_away_under_work(scene *s)
 {
@@ -279,6 +293,7 @@ int main(int argc, char **argv)
         SCENARIO(copy_out_not_ordered_after_the_last_write),
         SCENARIO(frame_given_to_another_page_too_early),
         SCENARIO(memory_of_another_device_without_access),
+        SCENARIO(unmap_of_one_of_two_addresses),
         SCENARIO(access_taken_away_under_work),
         SCENARIO(kernel_on_memory_that_is_not_mapped),
     };
