@@ -62,7 +62,7 @@ static ebbsim_side side_of_host(const char *call, uint64_t address, uint64_t byt
                         .bytes = bytes,
                         .when = sim_now(),
                         .thread = sim_thread_number()};
-    strncpy(side.call, call, sizeof side.call - 1);
+    snprintf(side.call, sizeof side.call, "%s", call);
     return side;
 }
 

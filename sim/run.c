@@ -58,7 +58,7 @@ static uint64_t start_time(int pid)
 
 /* ---- the run's lock -------------------------------------------------------------------------- */
 
-static void lock_run(void)
+void sim_run_lock(void)
 {
     if (pthread_mutex_lock(&sim.run->mutex) == EOWNERDEAD) {
         /* Its holder died inside. Every field is written whole, and the dead one's use is struck out
@@ -67,7 +67,7 @@ static void lock_run(void)
     }
 }
 
-static void unlock_run(void)
+void sim_run_unlock(void)
 {
     pthread_mutex_unlock(&sim.run->mutex);
 }
@@ -119,146 +119,6 @@ static run *open_named_run(const char *path, int *out_fd)
     }
     *out_fd = fd;
     return r;
-}
-
-/* ---- cards ----------------------------------------------------------------------------------- */
-
-void ebbsim_card_default(ebbsim_card *card, uint64_t memory)
-{
-    memset(card, 0, sizeof *card);
-    card->size = sizeof *card;
-    snprintf(card->name, sizeof card->name, "Ebbtide simulated GPU");
-    card->memory = memory / SIM_GRANULARITY * SIM_GRANULARITY;
-    /* A context of the H200's driver takes 617 MiB; a small card could not pay that. */
-    uint64_t share = memory / 32 / SIM_GRANULARITY * SIM_GRANULARITY;
-    card->context = share < SIM_GRANULARITY       ? SIM_GRANULARITY
-                    : share > (uint64_t)616 << 20 ? (uint64_t)616 << 20
-                                                  : share;
-    card->h2d_rate = 55.4e9;
-    card->d2h_rate = 55.3e9;
-    card->duplex_rate = 49.9e9;
-    card->pageable_rate = 6.8e9;
-    card->memory_rate = 4.3e12;
-    card->flops = 790e12;
-    card->copy_latency = 2500;
-    card->kernel_latency = 2000;
-    card->compute_major = 9;
-    card->multiprocessors = 132;
-    card->peer = 1;
-    card->vmm = 1;
-    card->exportable = 1;
-}
-
-static bool card_makes_sense(const ebbsim_card *card)
-{
-    return card != NULL && card->size == sizeof *card && card->memory >= 2 * SIM_GRANULARITY &&
-           card->memory <= (uint64_t)1 << 46 && card->memory % SIM_GRANULARITY == 0 &&
-           card->context < card->memory && card->h2d_rate > 0 && card->d2h_rate > 0 &&
-           card->duplex_rate > 0 && card->pageable_rate > 0 && card->memory_rate > 0 &&
-           card->flops > 0 && memchr(card->name, '\0', sizeof card->name) != NULL;
-}
-
-int ebbsim_card_add(const ebbsim_card *card, int *ordinal)
-{
-    if (!card_makes_sense(card)) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    pthread_mutex_lock(&sim.mutex);
-    int code = CUDA_ERROR_INVALID_VALUE;
-    if (sim_run_open()) {
-        lock_run();
-        if (sim.run->card_count < SIM_MAX_CARDS) {
-            sim.run->cards[sim.run->card_count] = *card;
-            if (ordinal != NULL) {
-                *ordinal = sim.run->card_count;
-            }
-            sim.run->card_count++;
-            code = CUDA_SUCCESS;
-        }
-        unlock_run();
-    }
-    pthread_mutex_unlock(&sim.mutex);
-    return code;
-}
-
-/* "8GiB", "512MiB", "1.5GiB", "4096". false: not a size. */
-static bool parse_size(const char *text, uint64_t *bytes)
-{
-    char *end = NULL;
-    double value = strtod(text, &end);
-    static const struct {
-        const char *name;
-        double scale;
-    } units[] = {{"", 1},     {"B", 1},    {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824},
-                 {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}};
-    for (size_t i = 0; end != text && i < sizeof units / sizeof *units; i++) {
-        if (strcmp(end, units[i].name) == 0 && value >= 0 && value * units[i].scale < 1e15) {
-            *bytes = (uint64_t)(value * units[i].scale);
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool parse_number(const char *text, long least, long most, long *number)
-{
-    char *end = NULL;
-    *number = strtol(text, &end, 10);
-    return end != text && *end == '\0' && *number >= least && *number <= most;
-}
-
-/* The cards of EBBTIDE_SIM, or one of 8 GiB. Called with a run that has none. */
-static void cards_from_environment(run *r)
-{
-    uint64_t memory = (uint64_t)8 << 30, per_context = 0;
-    long devices = 1, peer = 1;
-    char text[256] = "";
-    const char *given = getenv("EBBTIDE_SIM");
-    if (given != NULL) {
-        snprintf(text, sizeof text, "%s", given);
-    }
-    char *rest = NULL;
-    for (char *word = strtok_r(text, ",", &rest); word != NULL; word = strtok_r(NULL, ",", &rest)) {
-        char *value = strchr(word, '=');
-        const char *name = value == NULL ? "memory" : word;
-        if (value != NULL) {
-            *value++ = '\0';
-        } else {
-            value = word;
-        }
-        bool understood = true;
-        if (strcmp(name, "memory") == 0) {
-            understood = parse_size(value, &memory);
-        } else if (strcmp(name, "context") == 0) {
-            understood = parse_size(value, &per_context);
-        } else if (strcmp(name, "devices") == 0) {
-            understood = parse_number(value, 1, SIM_MAX_CARDS, &devices);
-        } else if (strcmp(name, "peer") == 0) {
-            understood = parse_number(value, 0, 1, &peer);
-        } else if (strcmp(name, "clock") == 0) {
-            understood = strcmp(value, "virtual") == 0 || strcmp(value, "real") == 0;
-            r->clock_virtual = strcmp(value, "virtual") == 0;
-        } else {
-            understood = false;
-        }
-        if (!understood) {
-            fprintf(stderr, "ebbtide sim: EBBTIDE_SIM: cannot understand %s=%s\n", name, value);
-            return;
-        }
-    }
-    ebbsim_card card;
-    ebbsim_card_default(&card, memory);
-    if (per_context != 0) {
-        card.context = per_context;
-    }
-    card.peer = peer != 0;
-    if (!card_makes_sense(&card)) {
-        fprintf(stderr, "ebbtide sim: EBBTIDE_SIM=%s: no such card\n", given == NULL ? "" : given);
-        return;
-    }
-    for (long i = 0; i < devices; i++) {
-        r->cards[r->card_count++] = card;
-    }
 }
 
 /* ---- opening and closing --------------------------------------------------------------------- */
@@ -329,9 +189,9 @@ bool sim_run_open(void)
     if (sim.run == NULL) {
         return false;
     }
-    lock_run();
+    sim_run_lock();
     bool taken = take_process_entry();
-    unlock_run();
+    sim_run_unlock();
     if (!taken) {
         sim_run_close();
     }
@@ -344,9 +204,9 @@ void sim_run_close(void)
         return;
     }
     if (sim.process >= 0 && !sim.forked) {
-        lock_run();
+        sim_run_lock();
         bury(sim.process);
-        unlock_run();
+        sim_run_unlock();
     }
     munmap(sim.run, sizeof *sim.run);
     if (sim.run_fd >= 0) {
@@ -355,18 +215,6 @@ void sim_run_close(void)
     sim.run = NULL;
     sim.run_fd = -1;
     sim.process = -1;
-}
-
-/* Called by cuInit. How many cards there are; 0: none could be made. */
-int sim_cards_ready(void)
-{
-    lock_run();
-    if (sim.run->card_count == 0) {
-        cards_from_environment(sim.run);
-    }
-    int count = sim.run->card_count;
-    unlock_run();
-    return count;
 }
 
 /* ---- use ------------------------------------------------------------------------------------- */
@@ -397,7 +245,7 @@ static void bury_the_dead(void)
 
 CUresult sim_charge(int device, uint64_t bytes)
 {
-    lock_run();
+    sim_run_lock();
     uint64_t memory = sim.run->cards[device].memory;
     uint64_t used = used_locked(device);
     if (used > memory || memory - used < bytes) {
@@ -408,53 +256,39 @@ CUresult sim_charge(int device, uint64_t bytes)
     if (fits) {
         sim.run->processes[sim.process].bytes[device] += bytes;
     }
-    unlock_run();
+    sim_run_unlock();
     return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void sim_uncharge(int device, uint64_t bytes)
 {
-    lock_run();
+    sim_run_lock();
     sim.run->processes[sim.process].bytes[device] -= bytes;
-    unlock_run();
+    sim_run_unlock();
 }
 
 uint64_t sim_card_used(int device)
 {
-    lock_run();
+    sim_run_lock();
     bury_the_dead();
     uint64_t used = used_locked(device);
-    unlock_run();
+    sim_run_unlock();
     return used;
 }
 
 uint64_t sim_own_bytes(int device)
 {
-    lock_run();
+    sim_run_lock();
     uint64_t bytes = sim.run->processes[sim.process].bytes[device];
-    unlock_run();
+    sim_run_unlock();
     return bytes;
-}
-
-int ebbsim_foreign_use(int ordinal, uint64_t bytes)
-{
-    pthread_mutex_lock(&sim.mutex);
-    int code = CUDA_ERROR_INVALID_VALUE;
-    if (sim_run_open() && ordinal >= 0 && ordinal < sim.run->card_count) {
-        lock_run();
-        sim.run->foreign[ordinal] = bytes;
-        unlock_run();
-        code = CUDA_SUCCESS;
-    }
-    pthread_mutex_unlock(&sim.mutex);
-    return code;
 }
 
 /* A frame leaves the process's own account for the run's: it may outlive the process now. */
 int sim_share_frame(uint64_t inode, uint64_t bytes, int device)
 {
     int index = -1;
-    lock_run();
+    sim_run_lock();
     for (int i = 0; i < SIM_MAX_SHARED_FRAMES && index < 0; i++) {
         if (sim.run->frames[i].inode == 0) {
             index = i;
@@ -470,33 +304,33 @@ int sim_share_frame(uint64_t inode, uint64_t bytes, int device)
                                                 .holders = (uint64_t)1 << sim.process};
         sim.run->processes[sim.process].bytes[device] -= bytes;
     }
-    unlock_run();
+    sim_run_unlock();
     return index;
 }
 
 int sim_find_shared_frame(uint64_t inode)
 {
     int index = -1;
-    lock_run();
+    sim_run_lock();
     for (int i = 0; i < sim.run->frames_high && index < 0; i++) {
         if (sim.run->frames[i].inode == inode) {
             sim.run->frames[i].holders |= (uint64_t)1 << sim.process;
             index = i;
         }
     }
-    unlock_run();
+    sim_run_unlock();
     return index;
 }
 
 void sim_unshare_frame(int index)
 {
-    lock_run();
+    sim_run_lock();
     shared_frame *f = &sim.run->frames[index];
     f->holders &= ~((uint64_t)1 << sim.process);
     if (f->holders == 0) {
         f->inode = 0;
     }
-    unlock_run();
+    sim_run_unlock();
 }
 
 /* ---- events that travel ---------------------------------------------------------------------- */
@@ -504,7 +338,7 @@ void sim_unshare_frame(int index)
 int sim_shared_event_new(void)
 {
     int index = -1;
-    lock_run();
+    sim_run_lock();
     /* One that was never used, if there is: the handle of a destroyed event can still be opened. */
     for (int i = 0; i < 2 * SIM_MAX_SHARED_EVENTS && index < 0; i++) {
         const shared_event *e = &sim.run->events[i % SIM_MAX_SHARED_EVENTS];
@@ -513,26 +347,26 @@ int sim_shared_event_new(void)
             sim.run->events[index] = (shared_event){.owner = (int)getpid(), .users = 1};
         }
     }
-    unlock_run();
+    sim_run_unlock();
     return index;
 }
 
 bool sim_shared_event_hold(int index)
 {
     bool there = index >= 0 && index < SIM_MAX_SHARED_EVENTS;
-    lock_run();
+    sim_run_lock();
     if (there && (there = sim.run->events[index].owner != 0)) {
         sim.run->events[index].users++;
     }
-    unlock_run();
+    sim_run_unlock();
     return there;
 }
 
 void sim_shared_event_release(int index)
 {
-    lock_run();
+    sim_run_lock();
     sim.run->events[index].users--;
-    unlock_run();
+    sim_run_unlock();
 }
 
 uint64_t sim_shared_event_record(int index)

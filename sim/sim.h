@@ -42,6 +42,7 @@
 
 #include "driver_abi.h"
 #include "ebbtide_sim.h"
+#include "ranges.h"
 
 enum {
     SIM_MAX_CARDS = 16,
@@ -53,39 +54,6 @@ enum {
 };
 
 #define SIM_GRANULARITY ((uint64_t)2 << 20)
-
-/* ---- ranges.c: a balanced tree of address ranges that do not overlap ------------------------ */
-
-typedef struct range {
-    uint64_t start, end; /* [start, end) */
-    uint32_t weight;
-    struct range *left, *right;
-} range;
-
-typedef struct ranges {
-    range *root;
-    size_t count;
-} ranges;
-
-void sim_ranges_insert(ranges *set, range *node);             /* must not overlap any */
-void sim_ranges_remove(ranges *set, range *node);             /* must be in the set */
-range *sim_ranges_find(const ranges *set, uint64_t address);  /* the one that holds it, or NULL */
-range *sim_ranges_after(const ranges *set, uint64_t address); /* first with end > address */
-
-/* ---- ids: handles that are checked, so that a stale one is an error and not a crash ---------- */
-
-typedef struct ids {
-    void **objects;
-    uint32_t *generations;
-    uint32_t count, capacity, free_head;
-    uint32_t *next_free;
-    uint32_t tag; /* tells one kind of handle from another */
-} ids;
-
-uint64_t sim_ids_add(ids *table, void *object); /* 0: out of host memory */
-void *sim_ids_get(const ids *table, uint64_t id);
-void sim_ids_drop(ids *table, uint64_t id);
-void sim_ids_clear(ids *table);
 
 /* ---- run.c: what the processes of a run share ----------------------------------------------- */
 
@@ -127,8 +95,10 @@ typedef struct run {
 } run;
 
 int sim_cards_ready(void); /* at cuInit: how many cards there are */
-bool sim_run_open(void);   /* joins or makes the run; idempotent. false: no memory for it */
-void sim_run_close(void);  /* this process's use returns */
+void sim_run_lock(void);
+void sim_run_unlock(void);
+bool sim_run_open(void);  /* joins or makes the run; idempotent. false: no memory for it */
+void sim_run_close(void); /* this process's use returns */
 uint64_t sim_now(void);
 void sim_clock_add(uint64_t nanoseconds);   /* virtual clock only */
 void sim_clock_reach(uint64_t nanoseconds); /* virtual clock only: not before this */

@@ -15,6 +15,7 @@
  */
 #define _GNU_SOURCE
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -68,7 +69,7 @@ work *sim_work_new(entry_kind kind, const char *call)
     if (w != NULL) {
         w->refs = 1;
         w->kind = kind;
-        strncpy(w->call, call, sizeof w->call - 1);
+        snprintf(w->call, sizeof w->call, "%s", call);
         sim.works++;
     }
     return w;

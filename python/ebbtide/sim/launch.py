@@ -184,12 +184,17 @@ def prepare_run(
     if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= 16:
         raise ValueError(f"there can be 1 to 16 devices, not {devices!r}")
     _check_platform()
-    figures = _figures(memory, card)
     name = _new_run()
-    os.environ[RUN] = name
-    set_clock(clock)
-    for _ in range(devices):
-        register(figures)
+    os.environ[RUN] = name  # before the library is loaded: it opens the run at its first call
+    try:
+        figures = _figures(memory, card)
+        set_clock(clock)
+        for _ in range(devices):
+            register(figures)
+    except Exception:
+        del os.environ[RUN]
+        Path(name).unlink()
+        raise
     return name
 
 

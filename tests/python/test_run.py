@@ -1,0 +1,143 @@
+"""ebbtide run and ebbtide.sim.start(): what a program sees of them, and bad input."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+CARD = "import torch; print(torch.cuda.device_count(), torch.cuda.mem_get_info()[1] >> 20)"
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        file = tmp_path / "program.py"
+        file.write_text(textwrap.dedent(text))
+        return str(file)
+
+    return write
+
+
+@pytest.fixture
+def run(python):
+    return lambda *words: python("-m", "ebbtide", "run", *words)
+
+
+def test_a_program_finds_its_cards(run, script):
+    done = run("--sim", "256MiB", "--devices", "2", script(CARD))
+    assert (done.stdout, done.returncode) == ("2 256\n", 0), done.stderr
+
+
+def test_a_cards_figures(run, script):
+    program = script("import torch; print(torch.cuda.get_device_properties(0))")
+    done = run("--card", "rtx4090", program)
+    assert "RTX 4090" in done.stdout and "major=8, minor=9" in done.stdout, done.stderr
+
+
+def test_the_program_is_itself(run, script):
+    program = script("""
+        import sys
+        print(__name__, sys.argv[1:])
+        sys.exit(7)
+    """)
+    done = run("--sim", "64MiB", program, "--its", "-m", "own", "--sim")
+    assert (done.stdout, done.returncode) == ("__main__ ['--its', '-m', 'own', '--sim']\n", 7)
+
+
+def test_tracebacks_are_those_of_the_program(run, python, script):
+    program = script("def f():\n    raise KeyError('lost')\nf()\n")
+    assert run("--sim", "64MiB", program).stderr == python(program).stderr
+
+
+def test_signals_reach_the_program(run, script):
+    program = script("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    assert run("--sim", "64MiB", program).returncode == -signal.SIGTERM
+
+
+def test_a_module_is_run(run):
+    done = run("--sim", "64MiB", "-m", "platform", "--terse")
+    assert done.returncode == 0 and "Linux" in done.stdout
+
+
+def test_child_processes_share_the_card(run, script):
+    program = script("""
+        import multiprocessing, subprocess, sys
+        import torch
+
+        def child(queue):
+            x = torch.ones(32 << 20, dtype=torch.uint8, device="cuda")
+            queue.put(torch.cuda.mem_get_info()[0] >> 20)
+            queue.get()
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("spawn")
+            queue = context.SimpleQueue()
+            before = torch.cuda.mem_get_info()[0] >> 20
+            process = context.Process(target=child, args=(queue,))
+            process.start()
+            there = queue.get()
+            assert there == torch.cuda.mem_get_info()[0] >> 20 < before - 32, (there, before)
+            queue.put(None)
+            process.join()
+            assert torch.cuda.mem_get_info()[0] >> 20 == before
+            print(subprocess.check_output([sys.executable, "-c", "import torch; "
+                "print(torch.ones(3, device='cuda').sum().item())"], text=True), end="")
+    """)
+    done = run("--sim", "512MiB", program)
+    assert (done.stdout, done.returncode) == ("3.0\n", 0), done.stderr
+
+
+def test_start_in_the_program(python, script):
+    program = script("""
+        import ebbtide.sim
+        ebbtide.sim.start(memory="128MiB", devices=3)
+        import torch
+        print(torch.cuda.device_count(), torch.ones(5, device="cuda:2").sum().item())
+    """)
+    done = python(program)
+    assert (done.stdout, done.returncode) == ("3 5.0\n", 0), done.stderr
+
+
+def test_start_after_torch_says_so(python, script):
+    program = script("""
+        import sys, types
+        sys.modules["torch"] = types.ModuleType("torch")
+        import ebbtide.sim
+        ebbtide.sim.start()
+    """)
+    done = python(program)
+    assert done.returncode == 1
+    assert "before `import torch`" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--sim", "8GiB", "no-such-file.py"], "there is no file no-such-file.py"),
+        (["--sim", "8GiB"], "which program?"),
+        (["program.py"], "say which GPU"),
+        (["--sim", "eight", __file__], "'eight' is not a size"),
+        (["--sim", "-1", __file__], "'-1' is not a size"),
+        (["--sim", "1MiB", __file__], "too small"),
+        (["--sim", "8GiB", "--devices", "0", __file__], "1 to 16 devices"),
+        (["--sim", "8GiB", "--devices", "17", __file__], "1 to 16 devices"),
+        (["--card", "rtx9999", __file__], "there is no card 'rtx9999'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_bad_input_gets_one_line_and_a_status(run, words, complaint):
+    done = run(*words)
+    assert done.returncode == 2
+    assert complaint in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_leaves_no_file_behind(script):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ebbtide", "run", "--sim", "64MiB", script("import torch")]
+    )
+    assert process.wait() == 0
+    assert list(Path("/dev/shm").glob(f"ebbtide-run-{process.pid}-*")) == []

@@ -1,0 +1,219 @@
+"""Redirected operators where redirection could go wrong: devices, outputs, aliases, errors."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from ebbtide import sim
+
+
+def both(function, *tensors):
+    """The same on the CPU and on the simulated GPU; the results are equal to the bit."""
+    expected = function(*[t.clone() for t in tensors])
+    got = function(*[t.cuda() for t in tensors])
+    assert got.device.type == "cuda"
+    assert torch.equal(got.cpu(), expected)
+    assert got.stride() == expected.stride()
+    return got
+
+
+# ---- devices -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda g, c: g + c,
+        lambda g, c: c + g,
+        lambda g, c: torch.mm(g, c),
+        lambda g, c: torch.cat([g, c]),
+        lambda g, c: torch._foreach_add([g, g], [g, c]),
+        lambda g, c: g + g.to("cuda:1"),
+        lambda g, c: F.embedding(torch.tensor([1]), g),
+        lambda g, c: c[torch.zeros(2, dtype=torch.int64, device="cuda")],
+        lambda g, c: g.addcmul_(g, c),
+    ],
+)
+def test_tensors_of_two_devices_are_refused(call):
+    g, c = torch.ones(3, 3, device="cuda"), torch.ones(3, 3)
+    with pytest.raises(RuntimeError, match=r"on the same device|same device as the indexed"):
+        call(g, c)
+
+
+def test_a_cpu_scalar_goes_with_any_device():
+    g = torch.ones(3, device="cuda:1")
+    assert (g * torch.tensor(2.0)).device == g.device
+    assert g[torch.tensor([0, 1])].tolist() == [1, 1]
+
+
+def test_the_lengths_of_a_packed_sequence_stay_on_the_cpu():
+    packed = pack_padded_sequence(torch.ones(4, 2, 3, device="cuda"), torch.tensor([4, 2]))
+    assert packed.data.is_cuda
+    assert packed.batch_sizes.device.type == "cpu"
+
+
+# ---- outputs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 4, 9, 100])
+def test_out_is_given_the_results_shape(size):
+    a = torch.arange(9.0).view(3, 3)
+    outs = []
+    for device in ("cpu", "cuda"):
+        out = torch.empty(size, device=device)
+        if size not in (0, 9):
+            with pytest.warns(UserWarning, match="was resized"):
+                torch.add(a.to(device), 1, out=out)
+        else:
+            out.resize_(0)
+            torch.add(a.to(device), 1, out=out)
+        outs.append(out.cpu())
+    assert torch.equal(*outs)
+
+
+def test_out_keeps_its_memory_strides_and_dtype():
+    out = torch.zeros(3, 3, dtype=torch.float64, device="cuda").t()
+    before = out.data_ptr()
+    torch.add(torch.ones(3, 3, device="cuda"), torch.eye(3, device="cuda"), out=out)
+    assert (out.data_ptr(), out.stride()) == (before, (1, 3))
+    assert torch.equal(out.cpu(), (torch.ones(3, 3) + torch.eye(3)).double())
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        torch.add(out, 0.5, out=torch.zeros(3, 3, dtype=torch.int64, device="cuda"))
+
+
+def test_an_output_may_be_an_input():
+    def into_itself(a):
+        return torch.cumsum(a, 0, out=a)
+
+    both(into_itself, torch.rand(5, 5))
+
+
+def test_overlapping_memory_is_refused():
+    a = torch.zeros(10, device="cuda")
+    with pytest.raises(RuntimeError, match="single memory location|memory overlap|overlap"):
+        a[1:].add_(a[:-1])
+    with pytest.raises(RuntimeError, match="single memory location"):
+        a[:1].expand(5).add_(1)
+
+
+def test_conjugates_and_negatives():
+    z = torch.randn(4, 4, dtype=torch.complex64)
+    both(lambda a: a.conj() @ a, z)
+    both(lambda a: a.conj().imag + 1, z)
+    both(lambda a: torch.add(a.mH, 1), z)
+
+
+def test_an_alias_is_not_another_tensors():
+    """Memory is used again for other shapes and dtypes, and stays what it then is."""
+    for dtype in (torch.float32, torch.int32, torch.float32, torch.float16):
+        for shape in ((4, 4), (2, 8), (16,)):
+            t = torch.full(shape, 3, dtype=dtype, device="cuda")
+            assert (t + 1).sum().item() == 64
+            del t
+
+
+def test_in_and_out_of_inference_mode():
+    a = torch.zeros(8, device="cuda")
+    with torch.inference_mode():
+        assert (a + 1).sum().item() == 8
+    a.add_(1)
+    with torch.inference_mode():
+        a.mul_(2)
+    assert a.add_(1).sum().item() == 24
+
+
+def test_more_tensors_than_are_told_at_once():
+    many = [torch.zeros(1, device="cuda") for _ in range(1500)]
+    torch._foreach_add_(many, many)
+    torch._foreach_add_(many, 1.0)
+    assert sum(m.item() for m in many) == 1500
+
+
+def test_what_depends_on_the_data_waits():
+    stream = torch.cuda.current_stream()
+    a = torch.ones(1 << 20, device="cuda")
+    torch.mm(a.view(1024, 1024), a.view(1024, 1024))
+    assert torch.nonzero(a).shape == (1 << 20, 1)
+    assert stream.query()
+
+
+# ---- put together from others --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(6, 4), (6, 4, 5, 3)])
+def test_the_pieces_of_a_synchronised_batch_norm(dtype, shape):
+    """Two parts, their statistics exchanged, are the batch norm of the whole."""
+    x = torch.randn(shape, dtype=dtype)
+    weight, bias = torch.rand(4), torch.rand(4)
+    running = [torch.zeros(4), torch.ones(4)]
+    whole = x.float().requires_grad_()
+    expected = F.batch_norm(whole, *running, weight, bias, training=True)
+    grad = torch.randn(shape, dtype=dtype)
+    expected.backward(grad.float())
+
+    aten = torch.ops.aten
+    parts, grads = x.cuda().split([2, 4]), grad.cuda().split([2, 4])
+    w, b = weight.cuda(), bias.cuda()
+    stats = [aten.batch_norm_stats(p, 1e-5) for p in parts]
+    counts = torch.tensor([p.numel() / 4 for p in parts], device="cuda")
+    updated = [torch.zeros(4, device="cuda"), torch.ones(4, device="cuda")]
+    means, stds = (torch.stack(s) for s in zip(*stats, strict=True))
+    mean, invstd = aten.batch_norm_gather_stats_with_counts(
+        x.cuda(), means, stds, *updated, 0.1, 1e-5, counts
+    )
+    got = torch.cat([aten.batch_norm_elemt(p, w, b, mean, invstd, 1e-5) for p in parts])
+    reduced = [
+        aten.batch_norm_backward_reduce(g, p, mean, invstd, w, True, True, True)
+        for g, p in zip(grads, parts, strict=True)
+    ]
+    dy, dy_xmu, to_weight, to_bias = (sum(r) for r in zip(*reduced, strict=True))
+    back = torch.cat(
+        [
+            aten.batch_norm_backward_elemt(g, p, mean, invstd, w, dy, dy_xmu, counts.int())
+            for g, p in zip(grads, parts, strict=True)
+        ]
+    )
+    near = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(got.cpu().float(), expected.detach(), **near)
+    torch.testing.assert_close(back.cpu().float(), whole.grad, **near)
+    for mine, theirs in zip(updated, running, strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-4, atol=1e-5)
+    assert to_weight.shape == to_bias.shape == (4,)
+
+
+def test_sparse_tensors():
+    dense = torch.eye(4) * torch.arange(4.0)
+    both(lambda a: a.to_sparse().to_dense(), dense)
+    both(lambda a: torch.sparse.mm(a.to_sparse(), a), dense)
+    both(lambda a: (a.to_sparse() + a.to_sparse()).coalesce().values(), dense)
+    both(lambda a: a.to_sparse().add_(torch.ones_like(a).to_sparse()).to_dense(), dense)
+    both(lambda a: a.to_sparse_csr() @ a, dense)
+    both(lambda a: torch.sparse.sum(a.to_sparse(), 0).to_dense(), dense)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def test_an_operator_without_a_cpu_kernel_is_named():
+    g = torch.ones(4, 4, device="cuda")
+    with pytest.raises(NotImplementedError, match=r"aten::_sparse_semi_structured_tile.*no CPU"):
+        torch.ops.aten._sparse_semi_structured_tile(g)
+
+
+def test_a_dtype_without_a_cpu_kernel_is_named():
+    g = torch.ones(4, 4, device="cuda").to(torch.float8_e4m3fn)
+    with pytest.raises(RuntimeError, match=r"aten::.*the CPU has no kernel") as caught:
+        torch.sort(g)
+    assert "sort" in str(caught.value)
+    assert torch.equal(g.float().cpu(), torch.ones(4, 4))
+
+
+def test_an_error_leaves_everything_well():
+    g = torch.ones(4, 4, device="cuda")
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            torch.mm(g, g[:2])
+    assert (g @ g).sum().item() == 64
+    assert sim.hazard_count() == 0
