@@ -4,13 +4,16 @@ python = $$(tools/env)
 sim = $(CURDIR)/build/release/python/ebbtide/libebbtide_sim.so
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r a b; do printf '  make %-10s %s\n' "$$a" "$$b"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r a b; do printf '  make %-13s %s\n' "$$a" "$$b"; done
 
 demo: setup ## a short tour, on the simulated GPU
 	@python=$(python) && tools/build release && PYTHONPATH=build/release/python $$python -m ebbtide demo
 
 test: setup ## everything CI checks; what needs a GPU is skipped where there is none
 	@python=$(python) && tools/test $$python
+
+test-versions: setup ## the torch-facing tests on the oldest and the newest PyTorch
+	@tools/test-versions
 
 bench: setup ## benchmarks, on the simulated GPU
 	@tools/build release && EBBTIDE_DRIVER=$(sim) tools/bench
@@ -34,4 +37,4 @@ clean: ## forget what was built; the environment stays
 setup:
 	@tools/setup
 
-.PHONY: help demo test bench test-gpu bench-gpu env format clean setup
+.PHONY: help demo test test-versions bench test-gpu bench-gpu env format clean setup

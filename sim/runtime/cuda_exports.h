@@ -230,6 +230,18 @@
     X(cuGraphNodeGetType, (CUgraphNode node, int *type), (node, type))                             \
     X(cuGraphDebugDotPrint, (CUgraph graph, const char *path, unsigned flags), (graph, path, flags))
 
+/*
+ * Names without a version, that whoever looks a function up by dlsym asks for (PyTorch 2.6 does).
+ * X(name, the function that it is today, parameters, arguments)
+ */
+#define CUDA_OLDER(X)                                                                              \
+    X(cuStreamWaitValue32, cuStreamWaitValue32_v2,                                                 \
+      (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags),                      \
+      (stream, address, value, flags))                                                             \
+    X(cuStreamWriteValue32, cuStreamWriteValue32_v2,                                               \
+      (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags),                      \
+      (stream, address, value, flags))
+
 /* There by name only: nothing here runs device code. */
 #define CUDA_UNSIMULATED(X)                                                                        \
     X(cuModuleLoad)                                                                                \

@@ -61,16 +61,22 @@ static void *at(int place)
     return found[place];
 }
 
-#define FORWARD(name, parameters, arguments)                                                       \
+#define FORWARD_TO(name, target, parameters, arguments)                                            \
     CUDA_API CUresult name parameters                                                              \
     {                                                                                              \
-        __typeof__(name) *forward = NULL;                                                          \
-        void *there = at(PLACE_##name);                                                            \
+        __typeof__(target) *forward = NULL;                                                        \
+        void *there = at(PLACE_##target);                                                          \
         memcpy(&forward, &there, sizeof forward);                                                  \
         return forward == NULL ? CUDA_ERROR_NOT_SUPPORTED : forward arguments;                     \
     }
 
+#define FORWARD(name, parameters, arguments) FORWARD_TO(name, name, parameters, arguments)
+
 CUDA_EXPORTS(FORWARD)
+
+#define DECLARE(name, target, parameters, arguments) CUresult name parameters;
+CUDA_OLDER(DECLARE)
+CUDA_OLDER(FORWARD_TO)
 
 static CUresult unsimulated(const char *name, bool *said)
 {

@@ -22,9 +22,14 @@ def clone(repository, tmp_path):
     return make
 
 
-def prepare(folder, cache) -> str:
+def call(folder, cache, *arguments):
     environment = {**os.environ, "EBBTIDE_CACHE": str(cache)}
-    done = subprocess.run([folder / "tools/env"], env=environment, capture_output=True, text=True)
+    command = [folder / "tools/env", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def prepare(folder, cache, *arguments) -> str:
+    done = call(folder, cache, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.rstrip("\n")
 
@@ -52,6 +57,17 @@ def test_an_environment_is_made_once_and_found_by_a_second_clone(clone, tmp_path
     (other / "requirements" / "dev.txt").write_text("# nothing, in other words\n")
     assert prepare(other, cache) != python
     assert stamp.exists()
+
+
+def test_an_environment_can_be_made_of_other_requirements(clone, tmp_path):
+    folder, cache = clone("a"), tmp_path / "cache"
+    (folder / "requirements" / "oldest.txt").write_text("# nothing, of old\n")
+    oldest = prepare(folder, cache, "requirements/oldest.txt")
+    assert oldest != prepare(folder, cache)
+    assert oldest == prepare(folder, cache, "requirements/oldest.txt")
+    done = call(folder, cache, "requirements/none.txt")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "env: there is no requirements/none.txt\n"
 
 
 @pytest.fixture

@@ -70,3 +70,18 @@ def test_the_installed_wheel_needs_no_torch(fresh):
     absent = "import importlib.util as u; assert u.find_spec('torch') is None"
     run(fresh, "-I", "-c", absent)
     run(fresh, "-I", "-c", "import ebbtide.sim; print(ebbtide.sim.library())")
+
+
+def test_the_installed_wheel_shows_its_tour_without_torch(fresh):
+    shown = run(fresh, "-I", "-m", "ebbtide", "demo", env={"PYTHONIOENCODING": "utf-8"})
+    assert "skipped: PyTorch is not installed" in shown
+    assert "all true, 1 act skipped" in shown
+
+
+def test_the_wheel_names_its_pytest_plugin(wheel):
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = [name for name in files.namelist() if name.endswith("entry_points.txt")]
+        text = files.read(name).decode()
+    assert "[pytest11]\nebbtide = ebbtide.sim.pytest_plugin" in text.replace(
+        "ebbtide=", "ebbtide = "
+    )

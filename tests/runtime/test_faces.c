@@ -126,6 +126,8 @@ static void the_driver_can_be_linked_with(void)
     GET(cuda, CUresult(*)(CUdeviceptr), cuMemFree_v2);
     GET(cuda, CUresult(*)(void), cuLaunchKernel);
     GET(cuda, CUresult(*)(CUdevice, unsigned *, int *), cuDevicePrimaryCtxGetState);
+    /* By its name without a version, as PyTorch 2.6 looks it up. */
+    GET(cuda, CUresult(*)(CUstream, CUdeviceptr, uint32_t, unsigned), cuStreamWriteValue32);
     CUdeviceptr address = 0;
     unsigned flags = 0;
     int active = 0;
@@ -134,6 +136,10 @@ static void the_driver_can_be_linked_with(void)
     CHECK_EQ(cuDevicePrimaryCtxGetState(0, &flags, &active), 0);
     CHECK_EQ(active, 1);
     CHECK_EQ(cuMemAlloc_v2(&address, 100), 0);
+    uint32_t word = 0;
+    CHECK_EQ(cuStreamWriteValue32(NULL, address, 7, 0), 0);
+    OK(cudaMemcpy(&word, (void *)(uintptr_t)address, 4, cudaMemcpyDeviceToHost));
+    CHECK_EQ(word, 7);
     OK(cudaFree((void *)(uintptr_t)address)); /* one driver below both */
     CHECK_EQ(cuMemFree_v2(address), CUDA_ERROR_INVALID_VALUE);
     CHECK_EQ(cuLaunchKernel(), CUDA_ERROR_NOT_SUPPORTED);

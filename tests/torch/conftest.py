@@ -10,7 +10,7 @@ import pytest
 
 assert "torch" not in sys.modules, "these tests need a pytest process of their own"
 
-import ebbtide.sim as sim
+import ebbtide.sim as sim  # noqa: E402
 
 sim.start(memory="1GiB", devices=2)
 sim.on_hazard("quiet")

@@ -123,6 +123,8 @@ def distributed(rank, kind, device, store, results):
 def test_two_processes_train_on_two_cards_as_on_the_cpu(kind, tmp_path):
     import torch.multiprocessing as mp
 
+    if kind == "fsdp2" and not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.xfail("this PyTorch's FSDP2 cannot run on the CPU: there is nothing to compare with")
     context = mp.get_context("spawn")
 
     def run(device):

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from ebbtide import sim
+from ebbtide.sim.operators.memory import forget
 
 
 def both(function, *tensors):
@@ -33,6 +34,10 @@ def both(function, *tensors):
         lambda g, c: F.embedding(torch.tensor([1]), g),
         lambda g, c: c[torch.zeros(2, dtype=torch.int64, device="cuda")],
         lambda g, c: g.addcmul_(g, c),
+        lambda g, c: torch.add(g, g, out=torch.empty(3, 3)),
+        lambda g, c: torch.add(c, c, out=torch.empty(3, 3, device="cuda")),
+        lambda g, c: torch.add(g, g, out=torch.empty(3, 3, device="cuda:1")),
+        lambda g, c: torch.tensor(1.0).add_(g.sum()),
     ],
 )
 def test_tensors_of_two_devices_are_refused(call):
@@ -91,7 +96,7 @@ def test_an_output_may_be_an_input():
 
 def test_overlapping_memory_is_refused():
     a = torch.zeros(10, device="cuda")
-    with pytest.raises(RuntimeError, match="single memory location|memory overlap|overlap"):
+    with pytest.raises(RuntimeError, match=r"single memory location|overlap"):
         a[1:].add_(a[:-1])
     with pytest.raises(RuntimeError, match="single memory location"):
         a[:1].expand(5).add_(1)
@@ -114,13 +119,43 @@ def test_an_alias_is_not_another_tensors():
 
 
 def test_in_and_out_of_inference_mode():
-    a = torch.zeros(8, device="cuda")
+    forget()  # the aliases that other tests made
+    a = torch.zeros(8).cuda()
     with torch.inference_mode():
         assert (a + 1).sum().item() == 8
     a.add_(1)
     with torch.inference_mode():
         a.mul_(2)
     assert a.add_(1).sum().item() == 24
+
+
+def refills_seeds_of_inference_mode():
+    """Whether this PyTorch (2.6 does) makes the seeds of a graph's random numbers in the inference
+    mode of the capture and fills them at every launch: then it refuses one outside of that mode,
+    on a GPU too, and even if the graph is empty."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        pass
+    try:
+        graph.replay()
+    except RuntimeError as error:
+        return "Inplace update to inference tensor" in str(error)
+    return False
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+def test_a_graph_of_inference_mode_is_launched_outside_of_it():
+    if refills_seeds_of_inference_mode():
+        pytest.xfail("this PyTorch cannot launch a graph of inference mode outside of it")
+    forget()  # the aliases that other tests made
+    a = torch.zeros(8).cuda()
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        a.add_(1)
+    graph.replay()
+    graph.replay()
+    assert a.tolist() == [2] * 8
 
 
 def test_more_tensors_than_are_told_at_once():
@@ -131,11 +166,12 @@ def test_more_tensors_than_are_told_at_once():
 
 
 def test_what_depends_on_the_data_waits():
-    stream = torch.cuda.current_stream()
-    a = torch.ones(1 << 20, device="cuda")
-    torch.mm(a.view(1024, 1024), a.view(1024, 1024))
-    assert torch.nonzero(a).shape == (1 << 20, 1)
-    assert stream.query()
+    a = torch.ones(8, device="cuda")
+    torch.cuda._sleep(200_000_000)
+    (a + 1).abs_()
+    assert not torch.cuda.current_stream().query()
+    assert torch.nonzero(a).shape == (8, 1)
+    assert torch.cuda.current_stream().query()
 
 
 # ---- put together from others --------------------------------------------------------------------

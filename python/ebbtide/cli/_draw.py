@@ -1,4 +1,4 @@
-"""Pictures for the terminal: a bar, a timeline, bytes, the two sides of a hazard.
+"""Pictures for the terminal: a bar, a timeline, a history, bytes, the two sides of a hazard.
 
 Each is readable without colour, and with `plain` without anything but ASCII.
 """
@@ -6,6 +6,7 @@ Each is readable without colour, and with `plain` without anything but ASCII.
 from __future__ import annotations
 
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -126,6 +127,84 @@ def timeline(
         at = min(round(tick * scale), len(axis) - len(label))
         axis[at : at + len(label)] = label
     lines.append(Text(" " * margin + "".join(axis).rstrip(), "dim"))
+    return Text("\n").join(lines)
+
+
+# ---- a history ----------------------------------------------------------------------------------
+
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An allocator's memory at one moment."""
+
+    allocated: int
+    reserved: int
+    group: str  # neighbours of one group get one label, below
+    value: float | None = None  # what it was all for; drawn as a line of its own
+    failed: bool = False  # more was asked for than there is
+
+
+def _column(sample: Sample, total: int, height: int, plain: bool) -> list[tuple[str, str]]:
+    """The cells of one moment, from the bottom."""
+    eighths = round(sample.allocated / total * height * 8)
+    reserved = round(sample.reserved / total * height)
+    cells = []
+    for row in range(height):
+        part = min(8, max(0, eighths - 8 * row))
+        if part and plain:
+            cells.append(("#", "cyan") if part >= 4 else (".", "blue"))
+        elif part:
+            cells.append((EIGHTHS[part], "cyan"))
+        elif row < reserved:
+            cells.append(("." if plain else "░", "blue"))
+        else:
+            cells.append((" ", ""))
+    if sample.failed:
+        cells[-1] = ("!", "bold red")
+    return cells
+
+
+def _groups(samples: Sequence[Sample]) -> str:
+    """The groups' labels, each below the first of its samples, if there is room."""
+    line = before = ""
+    for place, sample in enumerate(samples):
+        if sample.group != before and len(line) <= place:
+            line = line.ljust(place) + sample.group + " "
+        before = sample.group
+    return line[: len(samples)].rstrip()
+
+
+def history(
+    samples: Sequence[Sample], total: int, width: int, height: int, plain: bool, names: list[str]
+) -> Text:
+    """Memory over time, as high as the card's, with the values and the groups below; the latest
+    samples if there is no room for all. `names` are those of the values and of the groups."""
+    margin = max(9, *(len(name) + 3 for name in names))
+    samples = samples[-max(1, width - margin) :]
+    columns = [_column(sample, total, height, plain) for sample in samples]
+    lines = []
+    for row in reversed(range(height)):
+        label = size(total) if row == height - 1 else "0" if row == 0 else ""
+        axis = "|" if plain else "┤"
+        line = Text().append(label.rjust(margin - 2) + axis + " ", "dim")
+        # Neighbours of one style in one piece: a live picture is sent a hundred times.
+        for style, cells in itertools.groupby((c[row] for c in columns), key=lambda cell: cell[1]):
+            line.append("".join(glyph for glyph, _ in cells), style)
+        lines.append(line)
+    values = [sample.value for sample in samples if sample.value is not None]
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    curve = ""
+    for sample in samples:
+        share = 1.0
+        if sample.value is not None and high > low:
+            share = (sample.value - low) / (high - low)
+        glyph = f"{share * 9:.0f}" if plain else EIGHTHS[1 + round(share * 7)]
+        curve += " " if sample.value is None else glyph
+    below = (Text(curve, "yellow"), Text(_groups(samples), "dim"))
+    for name, text in zip(names, below, strict=True):
+        lines.append(Text.assemble((name.rjust(margin - 2) + "  ", "dim"), text))
     return Text("\n").join(lines)
 
 

@@ -1,4 +1,4 @@
-"""python -m ebbtide demo: a short tour of the simulated GPU.
+"""python -m ebbtide demo: a short tour of the simulated GPU, and PyTorch on it.
 
 Every figure shown was asked of the simulator a moment before, and every line with a tick was
 checked: the exit code is 0 only if all of it was true.
@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -21,7 +26,7 @@ from rich.text import Text
 
 from ebbtide import sim
 from ebbtide.cli import _draw as draw
-from ebbtide.sim import Card, Event, Frame, Pinned, Stream
+from ebbtide.sim import Card, Event, Frame, Pinned, Stream, launch
 
 MIB, GIB, TIB = 1 << 20, 1 << 30, 1 << 40
 FRAME = 32 * MIB
@@ -37,13 +42,14 @@ class Tour:
         self.plain = self.console.options.ascii_only
         # Somebody is watching: let them follow. Into a pipe, all at once.
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal
-        self.statements = self.untrue = 0
+        self.statements = self.untrue = self.skipped = 0
         self.frames: list[Frame] = []
         self.card: Card
         self.base: int
         self.streams: list[Stream]
         self.staging: Pinned
         self.events: list[Event] = []
+        self.program: Program | str = start_program()
 
     # ---- telling ----
 
@@ -61,7 +67,7 @@ class Tour:
         """A paragraph that tells what is about to be seen."""
         self.show(Text(words, "italic"))
         self.console.print()
-        self.pause(0.5)
+        self.pause(0.4)
 
     def show(self, what: RenderableType, space: bool = False) -> None:
         self.console.print(Padding(what, (0, 2), expand=False))
@@ -88,6 +94,11 @@ class Tour:
         line.add_row(Text(f"  {glyph}", "bold green" if condition else "bold red"), Text(words))
         self.console.print(line)
         self.pause(0.12)
+
+    def skip(self, words: str) -> None:
+        """An act that cannot be shown, and why."""
+        self.skipped += 1
+        self.show(Text(f"skipped: {words}", "bold yellow"))
 
     # ---- asking ----
 
@@ -323,7 +334,7 @@ def work_happens_late(tour: Tour) -> None:
             table.add_row(when, draw.hexes(seen[-1], styles))
             yield Padding(table, (0, 2), expand=False)
 
-    tour.animate(looking(), 0.35)
+    tour.animate(looking(), 0.3)
     expected = [bytes(12), bytes([sim.PATTERN] * 12), bytes([sim.PATTERN] * 12), b"\x42" * 12]
     tour.holds(seen == expected, "whoever forgets to wait reads rubbish, every time")
 
@@ -451,6 +462,124 @@ def nothing_is_left(tour: Tour) -> None:
     tour.holds(after.left() == {}, "the census is empty: nothing leaked")
 
 
+# ---- 8 ------------------------------------------------------------------------------------------
+
+
+class Program:
+    """The training run, a process of its own on a card of its own.
+
+    It is started with the tour: importing PyTorch takes seconds. It begins when it is let.
+    """
+
+    COMMAND = ("run", "--sim", "64MiB", "--clock", "virtual", "-m", "ebbtide.cli._training")
+
+    def __init__(self) -> None:
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (close() closes it)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ebbtide", *self.COMMAND],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What it has to tell, as it happens."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        for line in self.process.stdout:
+            yield json.loads(line)
+        if self.process.wait() != 0:
+            self.errors.seek(0)
+            last = (self.errors.read().splitlines() or ["no word"])[-1]
+            raise ValueError(f"the program ended with {self.process.returncode}: {last}")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for file in (self.process.stdin, self.process.stdout, self.errors):
+            if file is not None:
+                file.close()
+
+
+def start_program() -> Program | str:
+    """The training run, or why there is none."""
+    try:
+        launch.check()
+    except sim.CannotStart as reason:
+        return str(reason)
+    return Program()
+
+
+def sample(event: dict[str, Any]) -> draw.Sample:
+    return draw.Sample(
+        event["allocated"],
+        event["reserved"],
+        str(event["batch"]),
+        event.get("loss"),
+        event["what"] == "oom",
+    )
+
+
+def pytorch_runs_on_it(tour: Tour) -> None:
+    if isinstance(tour.program, str):
+        tour.skip(tour.program)
+        return
+    program = tour.program
+    tour.say(
+        "An ordinary training program, real PyTorch with device='cuda': a small transformer learns "
+        "a paragraph, in batches that double until one is too large for the card."
+    )
+    tour.show(Text("$ ebbtide " + " ".join(Program.COMMAND), "bold"), space=True)
+    told: list[dict[str, Any]] = []
+
+    def training() -> Iterator[RenderableType]:
+        for event in program.events():
+            told.append(event)
+            seen = [e for e in told if e["what"] in ("memory", "oom")]
+            if seen:
+                yield training_chart(tour, seen)
+
+    tour.animate(training(), 0.06)
+    card, end = told[0], told[-1]
+    if card["what"] != "card" or end["what"] != "end":
+        raise ValueError("the program ended before its end")
+    failed = [event for event in told if event["what"] == "oom"]
+    losses = end["losses"]
+    tour.holds(
+        losses[-1] < losses[0] / 2,
+        f"PyTorch {card['torch']} on 64 MiB: the loss falls from {losses[0]:.2f} to "
+        f"{losses[-1]:.2f} in {len(losses)} steps",
+    )
+    after = [step for step in told if step["what"] == "memory" and step["batch"] == 32][-1]
+    tour.holds(
+        len(failed) == 1 and after["step"] > failed[0]["step"],
+        "a batch of 128 is too many: torch.OutOfMemoryError, caught; training goes on"
+        + (f" ({failed[0]['words']})" if failed else ""),
+    )
+    tour.holds(
+        end["same_losses"] and end["same_weights"],
+        f"every loss and all {end['weights']:,} weights are equal to the CPU's, to the bit",
+    )
+    tour.holds(end["hazards"] == 0, f"{end['hazards']} hazards in all of it")
+
+
+def training_chart(tour: Tour, events: list[dict[str, Any]]) -> Text:
+    """Memory and loss over time, and the latest figures."""
+    now = events[-1]
+    width = tour.console.width - 2
+    picture = draw.history(
+        [sample(event) for event in events], now["total"], width, 7, tour.plain, ["loss", "batch"]
+    )
+    glyphs = ("#", ".") if tour.plain else ("█", "░")
+    figures = Text("  ")
+    for glyph, style, name in zip(glyphs, ("cyan", "blue"), ("allocated", "reserved"), strict=True):
+        figures.append(glyph, style).append(f" {name} {now[name] / MIB:.1f} MiB   ")
+    if now.get("loss") is not None:
+        figures.append(f"loss {now['loss']:.3f}", "yellow")
+    return Text("\n").join([picture, figures])
+
+
 ACTS: list[tuple[str, Callable[[Tour], None]]] = [
     ("A card appears", a_card_appears),
     ("Addresses are free, memory is not", addresses_are_free),
@@ -459,6 +588,7 @@ ACTS: list[tuple[str, Callable[[Tour], None]]] = [
     ("A hazard is caught", a_hazard_is_caught),
     ("Any call can be made to fail", any_call_can_fail),
     ("Nothing is left behind", nothing_is_left),
+    ("PyTorch runs on it", pytorch_runs_on_it),
 ]
 
 
@@ -471,7 +601,7 @@ def play(tour: Tour) -> None:
         except (sim.CallFailed, ValueError) as error:
             tour.holds(False, f"this was not to happen: {error}")
             return
-        tour.pause(0.4)
+        tour.pause(0.3)
 
 
 def main() -> int:
@@ -487,6 +617,9 @@ def main() -> int:
         play(tour)
     except KeyboardInterrupt:
         return 130
+    finally:
+        if not isinstance(tour.program, str):
+            tour.program.close()
     tour.console.print()
     tour.console.print(Rule(characters="-" if tour.plain else "─", style="cyan"))
     good = tour.untrue == 0
@@ -495,6 +628,8 @@ def main() -> int:
         if good
         else f"{tour.untrue} of {tour.statements} statements were not true"
     )
+    if tour.skipped:
+        verdict += f", {tour.skipped} act skipped"
     tour.show(
         Text.assemble(
             (verdict, "bold green" if good else "bold red"),
@@ -502,6 +637,6 @@ def main() -> int:
             f"{time.monotonic() - start:.1f} s on yours",
         )
     )
-    tour.show(Text("More: docs/simulator.md, examples/sim.c, python/ebbtide/sim/", "dim"))
+    tour.show(Text("More: docs/simulator.md, docs/pytorch-sim.md, examples/", "dim"))
     sim.reset()
     return 0 if good else 1

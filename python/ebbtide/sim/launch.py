@@ -110,15 +110,22 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _prepare() -> None:
-    """Load the faces and wait for PyTorch's import."""
+def check() -> list[Path]:
+    """The faces for the PyTorch that is installed, which is not imported; CannotStart if there is
+    none, or none that a GPU can be simulated for."""
+    _check_platform()
     version, cuda = _torch_build()
     if version < OLDEST_TORCH:
         raise CannotStart(
             f"PyTorch {version[0]}.{version[1]} is older than the simulated GPU supports: "
             f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer"
         )
-    for face in _faces(cuda):
+    return _faces(cuda)
+
+
+def _prepare() -> None:
+    """Load the faces and wait for PyTorch's import."""
+    for face in check():
         ctypes.CDLL(str(face), mode=ctypes.RTLD_GLOBAL)
     sys.meta_path.insert(0, _AfterTorch())
 
@@ -220,7 +227,7 @@ def start(
         )
     if os.environ.get(RUN):
         return  # a process of a run that has its cards already
-    _torch_build()
+    check()
     name = prepare_run(memory, devices, card, clock)
     os.environ.update(environment(name))
     os.environ[OWNER] = str(os.getpid())

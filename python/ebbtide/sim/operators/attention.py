@@ -27,6 +27,20 @@ def _seeds() -> tuple[Tensor, Tensor]:
     return torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
 
 
+# Flash attention's state of random numbers is one tensor of two numbers, and one that is not used;
+# before PyTorch 2.7 it is a seed and an offset, as it still is with the other backends.
+_ONE_STATE = any(
+    r.name == "rng_state"
+    for r in torch.ops.aten._scaled_dot_product_flash_attention.default._schema.returns
+)
+
+
+def _flash_state() -> tuple[Tensor, Tensor]:
+    if _ONE_STATE:
+        return torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64)
+    return _seeds()
+
+
 def flash(
     query: Tensor,
     key: Tensor,
@@ -39,7 +53,7 @@ def flash(
 ) -> tuple[Any, ...]:
     _no_dropout(dropout_p)
     output, logsumexp = _forward(query, key, value, 0.0, is_causal, scale=scale)
-    seed, offset = _seeds()
+    seed, offset = _flash_state()
     return (
         output,
         logsumexp,

@@ -1,12 +1,14 @@
 """Operators in a CUDA graph.
 
-On a GPU nothing runs during a capture. Here an operator must run to know the shapes of its results, so
-what it wrote is put back afterwards. What the graph keeps is a function over addresses: CPU tensors
-that own nothing, like the pointers in a real graph, and the kernel. It runs when the graph is launched.
+On a GPU nothing runs during a capture. Here an operator must run to know the shapes of its results,
+so what it wrote is put back afterwards. What the graph keeps is a function over addresses: CPU
+tensors that own nothing, like the pointers in a real graph, and the kernel. It runs when the graph
+is launched.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,8 +39,8 @@ def capture(
     written: list[Tensor],
     note: Callable[[Callable[[], None]], None],
 ) -> Any:
-    """Capture one operator. `run` gives CPU results, `finish` makes CUDA results of them, `written` are
-    the CUDA tensors it writes to, `note` tells the simulator, once the ranges are known."""
+    """Capture one operator. `run` gives CPU results, `finish` makes CUDA results of them, `written`
+    are the CUDA tensors it writes to, `note` tells the simulator, once the ranges are known."""
     kept = [(a, a.clone()) for a in map(alias, written)]
     result = finish(run())
     for memory, before in kept:
@@ -65,3 +67,20 @@ def capture_copy(
             target.copy_(origin)
 
     _sim.captured(index, stream, "aten::copy_", 0.0, again, *ranges)
+
+
+def order_seeds() -> None:
+    """Let the host wait for a capture's stream when the capture ends.
+
+    PyTorch fills the seed and the offset of a graph's random numbers on that stream as the capture
+    begins, and again at a launch, on the launching stream (2.6 at every launch, later versions
+    where the graph draws), with no order between the two. It is a race, but PyTorch's own: no
+    program could mend it, so none shall be told of it."""
+    end = torch.cuda.CUDAGraph.capture_end
+
+    @functools.wraps(end)
+    def capture_end(self: torch.cuda.CUDAGraph) -> None:
+        end(self)
+        torch.cuda.current_stream().synchronize()
+
+    torch.cuda.CUDAGraph.capture_end = capture_end  # type: ignore[method-assign]

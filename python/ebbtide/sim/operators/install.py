@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from ebbtide.sim.operators import attention, copies, cudnn, rnn
+from ebbtide.sim.operators import (
+    attention,
+    batchnorm,
+    capture,
+    composed,
+    copies,
+    cudnn,
+    rnn,
+    sparse,
+    temporaries,
+)
 from ebbtide.sim.operators.redirect import redirect
 
 # Left as they are: they allocate, describe or move memory, and launch nothing.
@@ -38,7 +48,20 @@ NATIVE = {
 ALSO = {
     "aten::convolution",
     "aten::convolution_backward",
+    "aten::mode.values",
+    "aten::conj_physical_",
 }
+
+_STATISTICS = frozenset({"running_mean", "running_var"})
+# Arguments that are written although the schema does not say so.
+WRITES = {
+    "aten::native_batch_norm": _STATISTICS,
+    "aten::native_batch_norm.out": _STATISTICS,
+    "aten::batch_norm_update_stats": _STATISTICS,
+    **{name: frozenset(who) for name, who in (cudnn.WRITES | batchnorm.WRITES).items()},
+}
+
+NAMESPACES = ("aten::", "torchvision::", "quantization::")
 
 # The library must live as long as the process: dropping it would bring the kernels back.
 _libraries: list[torch.library.Library] = []
@@ -55,33 +78,57 @@ def _overload(qualified: str) -> Any:
     return getattr(packet, overload or "default")
 
 
-def _wanted() -> list[str]:
+def _refuse(name: str) -> Callable[..., Any]:
+    """For an operator that nothing can stand in for."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            f"{name} cannot run on the simulated GPU: PyTorch has a CUDA kernel for it and no CPU "
+            "kernel that could stand in for it"
+        )
+
+    return refuse
+
+
+def _functions() -> Iterator[tuple[str, str, Any]]:
+    """Every operator to register: its name, the dispatch key, the function."""
+    kernels = {
+        **attention.KERNELS,
+        **batchnorm.KERNELS,
+        **composed.KERNELS,
+        **cudnn.KERNELS,
+        **rnn.KERNELS,
+    }
+    special = {**copies.OPERATORS, **cudnn.OPERATORS, **composed.OPERATORS}
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key
-    found = []
     for name in torch._C._dispatch_get_all_op_names():
-        if name in NATIVE or not name.startswith(("aten::", "torchvision::", "quantization::")):
+        if not name.startswith(NAMESPACES):
             continue
-        if (has(name, "CUDA") and computed(name, "CPU")) or name in ALSO:
-            found.append(name)
-    return found
-
-
-def _functions() -> Iterator[tuple[str, Any]]:
-    """Every operator to register, with its function."""
-    kernels = {**attention.KERNELS, **cudnn.KERNELS, **rnn.KERNELS}
-    special = {**copies.OPERATORS, **cudnn.OPERATORS}
-    yield from special.items()
-    known = set(torch._C._dispatch_get_all_op_names())
-    for name, kernel in kernels.items():
-        if name in known:
-            yield name, redirect(_overload(name), kernel, frozenset(cudnn.WRITES.get(name, ())))
-    for name in _wanted():
-        if name in special or name in kernels:
+        if name in special:
+            yield name, "CUDA", special[name]
+        elif name in kernels:
+            kernel = kernels[name]
+            yield name, "CUDA", redirect(_overload(name), kernel, WRITES.get(name, frozenset()))
+        elif name not in NATIVE and (has(name, "CUDA") or name in ALSO):
+            if not computed(name, "CPU"):
+                yield name, "CUDA", _refuse(name)
+            else:
+                op = _overload(name)
+                if not _is_view(op._schema):
+                    function = redirect(op, None, WRITES.get(name, frozenset()))
+                    if name in temporaries.REDUCTIONS:
+                        function = temporaries.with_buffers(function)
+                    yield name, "CUDA", function
+        if name in sparse.NATIVE:
             continue
-        op = _overload(name)
-        if not _is_view(op._schema):
-            yield name, redirect(op)
+        for key, host in sparse.KEYS.items():
+            if has(name, key):
+                op = _overload(name)
+                if not computed(name, host):
+                    yield name, key, _refuse(f"{name} on {key} tensors")
+                elif not _is_view(op._schema):
+                    yield name, key, sparse.redirect_sparse(op)
 
 
 def install() -> int:
@@ -90,15 +137,18 @@ def install() -> int:
     count = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is overridden is the point
-        for name, function in _functions():
+        for name, key, function in _functions():
             namespace, _, rest = name.partition("::")
             if namespace not in libraries:
                 libraries[namespace] = torch.library.Library(namespace, "IMPL")
-            libraries[namespace].impl(rest, function, "CUDA")
+            libraries[namespace].impl(rest, function, key)
             count += 1
         for name, function in rnn.ENTRIES.items():
             for key in ("AutogradCUDA", "CUDA"):
                 libraries["aten"].impl(name.partition("::")[2], function, key)
     _libraries.extend(libraries.values())
+    # Compiles what it launches at run time; nothing else tells whose it is.
+    torch._C._cuda_jiterator_compile_and_launch_kernel = _refuse("torch.cuda.jiterator")
+    capture.order_seeds()
     torch._C._jit_set_texpr_fuser_enabled(False)  # it would compile for a GPU that is not there
     return count

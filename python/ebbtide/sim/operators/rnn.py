@@ -1,8 +1,8 @@
 """cuDNN's recurrent networks, computed by the CPU's, forward and backward.
 
-`forward` and `backward` are the CPU's side of _cudnn_rnn and _cudnn_rnn_backward: CPU tensors in, CPU
-tensors out. The backward pass runs the CPU's forward again with autograd, which needs a thread of its
-own: inside an operator autograd is switched off for the thread that runs it.
+`forward` and `backward` are the CPU's side of _cudnn_rnn and _cudnn_rnn_backward: CPU tensors in,
+CPU tensors out. The backward pass runs the CPU's forward again with autograd, which needs a thread
+of its own: inside an operator autograd is switched off for the thread that runs it.
 
 PyTorch's lstm(), gru() and rnn_*() ask the cuDNN library how large its buffer is before they call
 _cudnn_rnn, so they are replaced too, by functions that just call it.

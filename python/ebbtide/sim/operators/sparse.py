@@ -132,9 +132,7 @@ def write_back(own: Tensor, result: Tensor, ranges: list[int]) -> None:
         return
     lifted = to_cuda(result, own.device, ranges)
     if own.layout == torch.sparse_coo:
-        aten.sparse_resize_and_clear_(
-            own, result.size(), result.sparse_dim(), result.dense_dim()
-        )
+        aten.sparse_resize_and_clear_(own, result.size(), result.sparse_dim(), result.dense_dim())
         aten.copy_sparse_to_sparse_(own, lifted)
         aten._coalesced_(own, result.is_coalesced())
     else:
@@ -206,9 +204,7 @@ def redirect_sparse(op: Any) -> Function:
                 result = to_cuda(result, device, ranges)
         else:
             result = tuple(
-                to_cuda(r, device, ranges)
-                if name is None
-                else plan.argument(name, args, kwargs)
+                to_cuda(r, device, ranges) if name is None else plan.argument(name, args, kwargs)
                 for name, r in zip(plan.results, result or (), strict=True)
             )
         tell(index, stream, plan.name, 0.0, ranges)

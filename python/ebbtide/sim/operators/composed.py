@@ -1,0 +1,181 @@
+"""Operators that only a GPU has, put together from the CPU's: norms, grids, convolutions, products.
+
+Each function is the CPU's side of one: CPU tensors in, CPU tensors out, in the operator's own
+signature. SyncBatchNorm's are in batchnorm.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+def rms_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: list[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Step by step as autograd does it for the CPU's rms_norm, so that the gradients are equal to
+    the bit."""
+    exact = torch.promote_types(input.dtype, torch.float32)
+    x, grad, scale = input.to(exact), grad_out.to(exact), rstd.to(exact)
+    outer = input.dim() - len(normalized_shape)
+    inner = list(range(outer, input.dim()))
+    normed = x * scale
+    to_weight = None
+    if weight is not None:
+        product = grad * normed.to(weight.dtype).to(exact)
+        to_weight = product.sum(list(range(outer))) if outer else product
+        to_weight = to_weight.to(weight.dtype)
+        grad = grad * weight.to(exact)
+    to_scale = (grad * x).sum(inner, keepdim=True)
+    to_variance = -0.5 * to_scale * scale.pow(3)
+    count = 1
+    for size in normalized_shape:
+        count *= size
+    to_input = grad * scale + to_variance.expand_as(x) / count * (2 * x)
+    return (
+        to_input.to(input.dtype) if output_mask[0] else None,
+        to_weight if output_mask[1] else None,
+    )
+
+
+def grid_sampler(self: Tensor, grid: Tensor) -> Tensor:
+    return aten.grid_sampler_2d(self, grid, 0, 0, True)
+
+
+def grid_sampler_backward(self: Tensor, grid: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return aten.grid_sampler_2d_backward(grad, self, grid, 0, 0, True, [True, True])
+
+
+def affine_grid(theta: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
+    return aten.affine_grid_generator(theta, [n, c, h, w], True)
+
+
+def affine_grid_backward(grad: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
+    return aten.affine_grid_generator_backward(grad, [n, c, h, w], True)
+
+
+def convolution(
+    self: Tensor,
+    weight: Tensor,
+    padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    *_: bool,
+) -> Tensor:
+    none = [0] * len(padding)
+    return aten.convolution(self, weight, None, stride, padding, dilation, False, none, groups)
+
+
+def convolution_transpose(
+    self: Tensor,
+    weight: Tensor,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    *_: bool,
+) -> Tensor:
+    return aten.convolution(
+        self, weight, None, stride, padding, dilation, True, output_padding, groups
+    )
+
+
+def convolution_relu(
+    self: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    none = [0] * len(padding)
+    made = aten.convolution(self, weight, bias, stride, padding, dilation, False, none, groups)
+    return made.relu_()
+
+
+def convolution_add_relu(
+    self: Tensor,
+    weight: Tensor,
+    z: Tensor,
+    alpha: float | None,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    none = [0] * len(padding)
+    made = aten.convolution(self, weight, bias, stride, padding, dilation, False, none, groups)
+    return made.add_(z, alpha=1 if alpha is None else alpha).relu_()
+
+
+def depthwise(
+    self: Tensor,
+    weight: Tensor,
+    kernel_size: list[int],
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    none, groups = [0] * len(padding), self.size(1)
+    return aten.convolution(self, weight, bias, stride, padding, dilation, False, none, groups)
+
+
+def _product(kernel: Any, tensors: int) -> Any:
+    """A matrix product whose result has another dtype: a GPU accumulates in that."""
+
+    def product(*args: Any, **kwargs: Any) -> Tensor:
+        *operands, dtype = args
+        assert len(operands) == tensors
+        return kernel(*[t.to(dtype) for t in operands], **kwargs)
+
+    return product
+
+
+KERNELS = {
+    "aten::_fused_rms_norm_backward": rms_norm_backward,
+    "aten::cudnn_grid_sampler": grid_sampler,
+    "aten::cudnn_grid_sampler_backward": grid_sampler_backward,
+    "aten::cudnn_affine_grid_generator": affine_grid,
+    "aten::cudnn_affine_grid_generator_backward": affine_grid_backward,
+    "aten::cudnn_convolution": convolution,
+    "aten::cudnn_convolution_transpose": convolution_transpose,
+    "aten::cudnn_convolution_relu": convolution_relu,
+    "aten::cudnn_convolution_add_relu": convolution_add_relu,
+    "aten::_conv_depthwise2d": depthwise,
+    "aten::conv_depthwise3d": depthwise,
+    "aten::mm.dtype": _product(torch.mm, 2),
+    "aten::mm.dtype_out": _product(torch.mm, 2),
+    "aten::bmm.dtype": _product(torch.bmm, 2),
+    "aten::bmm.dtype_out": _product(torch.bmm, 2),
+    "aten::addmm.dtype": _product(torch.addmm, 3),
+    "aten::addmm.dtype_out": _product(torch.addmm, 3),
+    "aten::baddbmm.dtype": _product(torch.baddbmm, 3),
+    "aten::baddbmm.dtype_out": _product(torch.baddbmm, 3),
+}
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
+# PyTorch then takes its own kernel of the CTC loss, which is redirected.
+OPERATORS = {
+    "aten::_use_cudnn_ctc_loss": _no,
+    "aten::_use_cudnn_ctc_loss.Tensor": _no,
+    "aten::_use_miopen_ctc_loss": _no,
+    "aten::_use_miopen_ctc_loss.Tensor": _no,
+}

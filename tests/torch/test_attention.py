@@ -1,0 +1,70 @@
+"""Fused attention, by each of the backends that a GPU has: the CPU's results, the GPU's memory."""
+
+import inspect
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ebbtide.sim.operators import attention
+
+BACKENDS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+]
+
+
+def tensors(device, length=64):
+    for seed in range(3):
+        made = torch.randn(
+            2, 4, length, 32, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(seed)
+        )
+        yield made.to(device).requires_grad_()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_each_backend_gives_the_cpus_results(backend, causal):
+    def run(device, backend):
+        q, k, v = tensors(device)
+        with sdpa_kernel(backend):
+            output = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            output.float().pow(2).sum().backward()
+        return [t.detach().cpu() for t in (output, q.grad, k.grad, v.grad)]
+
+    there, here = run("cuda", backend), run("cpu", SDPBackend.FLASH_ATTENTION)
+    assert all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_no_backend_keeps_a_matrix_of_scores(backend):
+    q, k, v = tensors("cuda", 1024)
+    before = torch.cuda.memory_allocated()
+    with sdpa_kernel(backend):
+        output = F.scaled_dot_product_attention(q, k, v)
+    held = torch.cuda.memory_allocated() - before
+    assert output.nbytes < held < 2 * output.nbytes  # one number a row more; not 2 x 4 squares
+
+
+@pytest.mark.parametrize("name", attention.KERNELS)
+def test_signatures_are_those_of_this_pytorch(name):
+    schema = getattr(torch.ops.aten, name.partition("::")[2]).default._schema
+    parameters = list(inspect.signature(attention.KERNELS[name]).parameters.values())
+    assert [p.kind is p.KEYWORD_ONLY for p in parameters] == [
+        a.kwarg_only for a in schema.arguments
+    ]
+    # A name may differ by what C++ needed it for: grad_out_.
+    assert [p.name for p in parameters] == [a.name.rstrip("_") for a in schema.arguments]
+
+
+def test_flash_attentions_random_state_is_as_this_pytorch_describes_it():
+    operator = torch.ops.aten._scaled_dot_product_flash_attention.default
+    names = [r.name for r in operator._schema.returns]
+    with torch.no_grad():
+        results = dict(zip(names, operator(*tensors("cuda")), strict=True))
+    if "rng_state" in results:
+        assert (results["rng_state"].dtype, results["rng_state"].shape) == (torch.uint64, (2,))
+    else:
+        assert results["philox_seed"].dtype == results["philox_offset"].dtype == torch.int64
