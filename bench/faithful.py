@@ -1,10 +1,12 @@
 """Does PyTorch's allocator do on a simulated card what it does on a GPU?
 
     python bench/faithful.py --json > gpu.jsonl                    # on a machine with a GPU
-    ebbtide run --sim SIZE bench/faithful.py --json > sim.jsonl    # SIZE as the first line of gpu.jsonl
+    ebbtide run --sim SIZE bench/faithful.py --json > sim.jsonl    # SIZE as the first line of
+    gpu.jsonl
     python bench/faithful.py --compare gpu.jsonl sim.jsonl
 
-Three programs: training, inference with growing sizes, and random allocations with OOM and recovery.
+Three programs: training, inference with growing sizes, and random allocations with OOM and
+recovery.
 Each prints the segments PyTorch asked of the driver and gave back, in order, and memory_allocated,
 memory_reserved and their peaks after every step. Library workspaces are off
 (CUBLAS_WORKSPACE_CONFIG=:0:0), so that what is left is PyTorch's own.
@@ -133,8 +135,10 @@ def compare(first, second):
         reserved_a, reserved_b = steps_a[-1][3], steps_b[-1][3]
         equal = sum(x == y for x, y in zip(steps_a, steps_b, strict=True))
         print(
-            f"{script:12} segments {'the same sequence' if segments else 'same sizes' if multiset else 'differ'}"
-            f" ({len(a[f'{script}_segments'])}), figures equal after {equal} of {len(steps_a)} steps,"
+            f"{script:12} segments {'the same sequence' if segments else 'same sizes' if multiset
+            else 'differ'}"
+            f" ({len(a[f'{script}_segments'])}), figures equal after {equal} of {len(steps_a)}
+            steps,"
             f" peak reserved {reserved_a / MIB:.1f} / {reserved_b / MIB:.1f} MiB,"
             f" peak allocated {peak_a / MIB:.2f} / {peak_b / MIB:.2f} MiB"
             f" ({100 * (peak_b - peak_a) / peak_a:+.2f} %)"

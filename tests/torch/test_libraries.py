@@ -1,4 +1,5 @@
-"""Other people's models: torchvision, timm and transformers, unchanged. And two processes on two cards."""
+"""Other people's models: torchvision, timm and transformers, unchanged. And two processes on two
+cards."""
 
 import copy
 import os

@@ -1,4 +1,5 @@
-"""Random programs: tensors, views, streams, frees, copies. They agree with a plain run on the CPU, and
+"""Random programs: tensors, views, streams, frees, copies. They agree with a plain run on the CPU,
+and
 are met with silence, because they wait where they must."""
 
 import torch

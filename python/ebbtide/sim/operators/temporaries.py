@@ -1,6 +1,7 @@
 """Memory that GPU kernels take for themselves while they run.
 
-The CPU's kernels need none of it, but a card's memory is what it is about: a training step's peak is
+The CPU's kernels need none of it, but a card's memory is what it is about: a training step's peak
+is
 often reached in the middle of a bias's gradient. PyTorch's reduction kernel splits a long reduction
 over several blocks, which leave their partial results in a buffer from PyTorch's own allocator. How
 many blocks follows from the shape and the card, by the rules below, which are those of the kernel's
@@ -43,7 +44,8 @@ def buffer_sizes(
 ) -> tuple[int, int]:
     """Bytes of the partial results and of the semaphores for `outputs` sums of `inputs` numbers.
 
-    `along_rows`: the numbers of one sum lie side by side; else the sums do. (0, 0): one block does it.
+    `along_rows`: the numbers of one sum lie side by side; else the sums do. (0, 0): one block does
+    it.
     """
     width, height = (inputs, outputs) if along_rows else (outputs, inputs)
     vector = 1
