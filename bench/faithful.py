@@ -128,22 +128,21 @@ def compare(first, second):
     a, b = load(first), load(second)
     different = 0
     for script in (s.__name__ for s in SCRIPTS):
-        segments = a[f"{script}_segments"] == b[f"{script}_segments"]
-        multiset = sorted(a[f"{script}_segments"]) == sorted(b[f"{script}_segments"])
+        asked_a, asked_b = a[f"{script}_segments"], b[f"{script}_segments"]
+        segments = "differ"
+        if asked_a == asked_b:
+            segments = "the same sequence"
+        elif sorted(asked_a) == sorted(asked_b):
+            segments = "the same sizes"
         steps_a, steps_b = a[f"{script}_steps"], b[f"{script}_steps"]
-        peak_a, peak_b = steps_a[-1][2], steps_b[-1][2]
-        reserved_a, reserved_b = steps_a[-1][3], steps_b[-1][3]
         equal = sum(x == y for x, y in zip(steps_a, steps_b, strict=True))
-        print(
-            f"{script:12} segments {'the same sequence' if segments else 'same sizes' if multiset
-            else 'differ'}"
-            f" ({len(a[f'{script}_segments'])}), figures equal after {equal} of {len(steps_a)}
-            steps,"
-            f" peak reserved {reserved_a / MIB:.1f} / {reserved_b / MIB:.1f} MiB,"
-            f" peak allocated {peak_a / MIB:.2f} / {peak_b / MIB:.2f} MiB"
-            f" ({100 * (peak_b - peak_a) / peak_a:+.2f} %)"
-        )
-        different += not (segments and equal == len(steps_a))
+        (*_, peak_a, reserved_a), (*_, peak_b, reserved_b) = steps_a[-1], steps_b[-1]
+        print(f"{script:12} segments: {segments}, of {len(asked_a)}")
+        print(f"{'':12} figures equal after {equal} of {len(steps_a)} steps")
+        print(f"{'':12} peak reserved  {reserved_a / MIB:8.2f} {reserved_b / MIB:8.2f} MiB")
+        off = 100 * (peak_b - peak_a) / peak_a
+        print(f"{'':12} peak allocated {peak_a / MIB:8.2f} {peak_b / MIB:8.2f} MiB, {off:+.2f} %")
+        different += asked_a != asked_b or equal != len(steps_a)
     return different
 
 

@@ -141,3 +141,11 @@ def test_a_run_leaves_no_file_behind(script):
     )
     assert process.wait() == 0
     assert list(Path("/dev/shm").glob(f"ebbtide-run-{process.pid}-*")) == []
+
+
+def test_the_example(python, repository):
+    done = python(str(repository / "examples" / "train_sim.py"))
+    assert done.returncode == 0, done.stderr
+    assert "RTX 4090 (simulated)" in done.stdout
+    assert "Tried to allocate 1024.00 MiB" in done.stdout
+    assert done.stdout.endswith("\n0 hazards\n")

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -495,8 +496,14 @@ class Program:
             raise ValueError(f"the program ended with {self.process.returncode}: {last}")
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        if self.process.poll() is None:
+            # The tour broke off. Interrupted, the program still removes the file of its card.
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
         for file in (self.process.stdin, self.process.stdout, self.errors):
             if file is not None:
                 file.close()
