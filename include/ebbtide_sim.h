@@ -131,8 +131,8 @@ typedef struct ebbsim_work {
        becomes a node, and `function` is what does it when the graph is launched: then, on the
        launching thread, without the simulator's lock. Else `function` is not used. */
     int now;
-    /* Called when a captured work will not run again, with the lock held: it must not wait, nor call
-       the driver. May be NULL. */
+    /* Called once `data` is not needed any more (a captured work will not run again, or the work was
+       not captured), with the lock held: it must not wait, nor call the driver. May be NULL. */
     void (*release)(void *data);
 } ebbsim_work;
 

@@ -408,7 +408,8 @@ CUresult sim_host_function(stream *s, CUhostFn function, void *data)
 
 /* ---- kernels ---------------------------------------------------------------------------------- */
 
-static CUresult launch(const ebbsim_work *given, stream *s)
+/* *kept: the work is a graph's node now, and will let go of its data by itself. */
+static CUresult launch(const ebbsim_work *given, stream *s, bool *kept)
 {
     work *w = sim_work_new(ENTRY_WORK, given->name == NULL ? "kernel" : given->name);
     if (w == NULL || !sim_work_ranges(w, given->ranges, given->range_count)) {
@@ -431,6 +432,7 @@ static CUresult launch(const ebbsim_work *given, stream *s)
         w->function = given->function;
         w->data = given->data;
         w->release = given->release;
+        *kept = true;
     } else if (!w->now && given->function != NULL) {
         w->effect = EFFECT_FUNCTION;
         w->function = given->function;
@@ -442,15 +444,19 @@ static CUresult launch(const ebbsim_work *given, stream *s)
 int ebbsim_launch(const ebbsim_work *given, void *handle)
 {
     CUresult code = sim_enter(FN_ebbsim_launch);
-    if (code != CUDA_SUCCESS) {
-        return (int)sim_leave(code);
-    }
     if (given == NULL || given->size != sizeof *given ||
         (given->range_count > 0 && given->ranges == NULL)) {
-        return (int)sim_leave(CUDA_ERROR_INVALID_VALUE);
+        return (int)sim_leave(code != CUDA_SUCCESS ? code : CUDA_ERROR_INVALID_VALUE);
     }
-    stream *s = sim_stream_get(handle, &code);
-    return (int)sim_leave(s == NULL ? code : launch(given, s));
+    bool kept = false;
+    stream *s = code == CUDA_SUCCESS ? sim_stream_get(handle, &code) : NULL;
+    if (s != NULL) {
+        code = launch(given, s, &kept);
+    }
+    if (given->release != NULL && !kept) {
+        given->release(given->data);
+    }
+    return (int)sim_leave(code);
 }
 
 int ebbsim_catch_up(void *stream_handle)

@@ -162,18 +162,16 @@ static int launch(int device, void *stream, PyObject *name, double flops, PyObje
                         .range_count = range_count,
                         .flops = flops,
                         .now = 1};
-    if (callable) {
-        node *n = malloc(sizeof *n);
-        if (n) {
-            Py_INCREF(callable);
-            n->callable = callable;
-            work.function = run_node;
-            work.data = n;
-            work.release = release_node;
-        }
-    }
     void *before = NULL;
     int code = PyErr_Occurred() ? 1 : enter_device(device, &before);
+    node *n = code || !callable ? NULL : malloc(sizeof *n);
+    if (n) { /* from here on the simulator's, which releases it */
+        Py_INCREF(callable);
+        n->callable = callable;
+        work.function = run_node;
+        work.data = n;
+        work.release = release_node;
+    }
     if (!code) {
         Py_BEGIN_ALLOW_THREADS;
         code = ebbsim_launch(&work, stream);
