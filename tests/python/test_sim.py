@@ -90,8 +90,8 @@ def test_a_struct_has_the_headers_fields(repository, name):
 def test_every_control_of_the_header_is_known(repository):
     header = (repository / "include/ebbtide_sim.h").read_text()
     declared = set(re.findall(r"^EBBSIM_API .*?(ebbsim_\w+)\(", header, re.MULTILINE))
-    # How a driver is made to look older is for C tests of the loader, catching up for operators, and
-    # the cards' figures for the faces.
+    # How a driver is made to look older is for C tests of the loader, catching up for operators,
+    # the cards' figures for the faces of the runtime.
     assert declared - set(_library.CONTROLS) == {
         "ebbsim_driver_version",
         "ebbsim_driver_hide",
