@@ -9,7 +9,19 @@
  *     written only on success unless the comment says otherwise.
  *   - Option and result structs start with `size`, which the caller sets to sizeof the struct, so
  *     that a newer library and an older program (or the reverse) understand each other.
+ *   - Any thread may call any function. None calls the driver's context-wide synchronisation.
  *   - Nothing here needs a CUDA SDK, a current CUDA context, or a GPU to be linked or called.
+ *
+ * Words:
+ *
+ *   device     one GPU and everything Ebbtide knows of it
+ *   frame      one physical allocation of the driver, 32 MiB or 2 MiB
+ *   page       the frame-sized piece of a VBAR that a frame can back
+ *   VBAR       a reserved range of addresses with a page table
+ *   pin        someone is about to use, or is using, the page, as the CPU sees it; counted
+ *   fence      the GPU work that must be over before the page's frame may be taken
+ *   watermark  pages at or above it are not loaded; one that is still resident there is a hit
+ *   signature  of a range: changes whenever a page of it has got another frame
  *
  * Environment variables read by the library:
  *
@@ -38,7 +50,8 @@ extern "C" {
 
 /*
  * Statuses. One list makes the enum, the names and the sentences (errors.c).
- * Zero is success, negative values are errors. X(name, value, sentence)
+ * Zero is success, negative values are errors, and EBB_OFFLOADED is an answer, not an error.
+ * X(name, value, sentence)
  */
 #define EBB_STATUSES(X)                                                                            \
     X(EBB_OK, 0, "success")                                                                        \
@@ -49,7 +62,15 @@ extern "C" {
     X(EBB_DRIVER_INCOMPLETE, -5, "the CUDA driver lacks a function that Ebbtide needs")            \
     X(EBB_DRIVER_FAILED, -6, "a call of the CUDA driver failed")                                   \
     X(EBB_NO_DEVICE, -7, "there is no such GPU")                                                   \
-    X(EBB_NO_VMM, -8, "the GPU does not support virtual memory management (a vGPU, for example)")
+    X(EBB_NO_VMM, -8, "the GPU does not support virtual memory management (a vGPU, for example)")  \
+    X(EBB_OFFLOADED, 1, "the weight is not resident and stays out for now: use a temporary")       \
+    X(EBB_GONE, -9, "the device or VBAR was closed, or never was")                                 \
+    X(EBB_BUSY, -10, "it is still in use")                                                         \
+    X(EBB_NOT_PINNED, -11, "there is no pin to take back")                                         \
+    X(EBB_NO_ADDRESSES, -12, "the driver has no such range of addresses to give")                  \
+    X(EBB_FULL, -13, "the VBAR has no such range left")                                            \
+    X(EBB_FORKED, -14, "a GPU cannot be used in a process forked after it was opened")             \
+    X(EBB_BROKEN, -15, "the books do not match: this is a bug of Ebbtide")
 
 typedef enum ebb_status {
 #define EBB_STATUS_ENUM(name, value, sentence) name = (value),
@@ -91,6 +112,251 @@ typedef struct ebb_probe_result {
  * May take as long as the driver's own start, about a second on a GPU.
  */
 EBB_API ebb_status ebb_probe(const char *library, int index, ebb_probe_result *result);
+
+/* ---- devices -------------------------------------------------------------------------------- */
+
+/*
+ * One GPU, and everything Ebbtide knows of it. A handle, not a pointer: one whose device was closed
+ * is recognised and answered EBB_GONE. Zero is no device.
+ */
+typedef struct ebb_device {
+    uint32_t id;
+} ebb_device;
+
+/* A CUDA stream of the device's primary context (a CUstream). NULL: the legacy default stream. */
+typedef void *ebb_stream;
+
+/* For `limit`: what the GPU has. For `headroom`: 1/64 of the GPU, at most 128 MiB. */
+#define EBB_DEFAULT UINT64_MAX
+
+typedef struct ebb_device_options {
+    size_t size;         /* sizeof(ebb_device_options) */
+    const char *library; /* driver library; NULL: EBBTIDE_DRIVER if set, else the system's */
+    int index;           /* the GPU's number, as the driver counts */
+    uint64_t limit;      /* bytes of VRAM that may be held through Ebbtide; or EBB_DEFAULT */
+    uint64_t headroom;   /* bytes to leave free for others; or EBB_DEFAULT */
+} ebb_device_options;
+
+/*
+ * Open a GPU. Opening it again gives the same device (and leaves its limit and headroom alone); one
+ * ebb_device_close() for each open. `detail`, of `length` bytes (may be NULL), says in words what is
+ * missing when this fails, and then nothing is left behind.
+ *
+ * The statuses of ebb_probe(), EBB_FORKED, EBB_NO_HOST_MEMORY. Blocks as long as the driver takes to
+ * make the context: seconds on a GPU that was idle.
+ */
+EBB_API ebb_status ebb_device_open(const ebb_device_options *options, ebb_device *device,
+                                   char *detail, size_t length);
+
+/*
+ * Undo one open. The last one destroys the device's VBARs, waiting for their fences, and frees all.
+ * EBB_OK; EBB_GONE; EBB_BUSY: a VBAR is pinned, or held by a graph, and nothing was undone;
+ * EBB_DRIVER_FAILED: a page could not be unmapped. The device stays open; try again.
+ */
+EBB_API ebb_status ebb_device_close(ebb_device device);
+
+/*
+ * Change the limit, or the headroom, while running. Lowering the limit gives back at once what can
+ * go: free frames, then weights, least important first, waiting for their fences alone.
+ * EBB_OK; EBB_BUSY: it is set, but what is pinned is above it, and goes as it is unpinned; EBB_GONE.
+ */
+EBB_API ebb_status ebb_device_set_limit(ebb_device device, uint64_t bytes);
+EBB_API ebb_status ebb_device_set_headroom(ebb_device device, uint64_t bytes);
+
+/* Give free frames back to the driver. *freed (may be NULL): bytes. EBB_OK, EBB_GONE. */
+EBB_API ebb_status ebb_device_trim(ebb_device device, uint64_t *freed);
+
+/*
+ * Promise that `stream` lives as long as the device is open. Unpinning on such a stream makes no
+ * driver call but one question; on any other an event is recorded each time, because the stream may
+ * be gone when the event is needed. The legacy default stream needs no promise. PyTorch's streams
+ * last. EBB_OK, EBB_GONE, EBB_INVALID (the per-thread default stream), EBB_NO_HOST_MEMORY.
+ */
+EBB_API ebb_status ebb_device_keep_stream(ebb_device device, ebb_stream stream);
+
+/* Why a VBAR's page was given up. */
+typedef enum ebb_reason {
+    EBB_FOR_WEIGHT, /* a more important weight faulted */
+    EBB_FOR_TENSOR, /* PyTorch needed the memory */
+    EBB_FOR_LIMIT,  /* the limit was lowered */
+    EBB_FOR_ASKING, /* ebb_vbar_free_memory() */
+    EBB_REASONS
+} ebb_reason;
+
+typedef struct ebb_device_stats {
+    size_t size; /* sizeof(ebb_device_stats) */
+    /* now, in bytes */
+    uint64_t total;    /* the GPU's memory */
+    uint64_t free;     /* as the driver sees it: all processes, all libraries */
+    uint64_t limit;    /* settable */
+    uint64_t headroom; /* settable */
+    uint64_t held;     /* physical memory this device holds through Ebbtide: never above limit */
+    uint64_t resident; /* of it, behind pages of VBARs */
+    uint64_t pinned;   /* of that, pinned at this moment */
+    uint64_t unused;   /* of `held`, free frames kept for re-use */
+    uint64_t poisoned; /* of `held`, lost behind pages the driver would not unmap */
+    uint64_t vbars;    /* how many */
+    /* since the device was opened */
+    uint64_t hits, misses, offloaded; /* answers of fault: hit, loaded, offloaded */
+    uint64_t evictions[EBB_REASONS];  /* pages given up, by reason */
+    uint64_t frames_created, frames_recycled, frames_released;
+    uint64_t marks;          /* events recorded for fences */
+    uint64_t orders;         /* streams made to wait for another's event */
+    uint64_t waits, wait_ns; /* times the host waited for a fence, and how long in all */
+    uint64_t retries;        /* driver calls that passed when tried again */
+    uint64_t page_outs;      /* page-out functions called */
+} ebb_device_stats;
+
+EBB_API ebb_status ebb_device_get_stats(ebb_device device, ebb_device_stats *stats);
+
+/*
+ * Check every invariant of the device's books. EBB_OK, EBB_GONE, or EBB_BROKEN: `detail`, of
+ * `length` bytes, says which by number. For tests and reports; costs time by the page.
+ */
+EBB_API ebb_status ebb_check(ebb_device device, char *detail, size_t length);
+
+/* The last driver call that failed on this device, in words; empty if none did. */
+EBB_API ebb_status ebb_device_failure(ebb_device device, char *detail, size_t length);
+
+/* ---- VBARs ---------------------------------------------------------------------------------- */
+
+/*
+ * A range of GPU addresses for the weights of one model. Addresses are fixed; the memory behind them
+ * comes with ebb_vbar_fault() and goes under pressure. Lower addresses are more important, and a
+ * newer (or prioritised) VBAR is more important than an older one.
+ */
+typedef struct ebb_vbar {
+    uint64_t id;
+} ebb_vbar;
+
+/*
+ * Called before a page with written weights is given up: save `bytes` at `offset` of the VBAR. The
+ * page's fence has passed. Must be finished with the page when it returns; 0 to let it go, anything
+ * else keeps it. Called without a lock, on the thread that needs the memory. It must not call
+ * Ebbtide with this VBAR.
+ */
+typedef int (*ebb_page_out)(void *user, uint64_t offset, uint64_t bytes);
+
+typedef struct ebb_vbar_options {
+    size_t size;           /* sizeof(ebb_vbar_options) */
+    uint64_t bytes;        /* how large; rounded up to the driver's granularity */
+    int rise;              /* the watermark rises by itself when VRAM has become free again */
+    ebb_page_out page_out; /* or NULL: weights are clean, there is nothing to save */
+    void *user;            /* for page_out */
+} ebb_vbar_options;
+
+/*
+ * Create a VBAR, the most important of its device. Costs addresses, no VRAM. EBB_OK, EBB_GONE,
+ * EBB_INVALID (no bytes, or too many to count), EBB_NO_ADDRESSES, EBB_NO_HOST_MEMORY.
+ */
+EBB_API ebb_status ebb_vbar_create(ebb_device device, const ebb_vbar_options *options,
+                                   ebb_vbar *vbar);
+
+/*
+ * Give everything back. Waits for the fences of its pages. EBB_OK; EBB_GONE; EBB_BUSY: pinned, held
+ * by a graph, or another thread is in a call; EBB_DRIVER_FAILED: a page could not be unmapped. After
+ * the last two the VBAR is still there.
+ */
+EBB_API ebb_status ebb_vbar_destroy(ebb_vbar vbar);
+
+/*
+ * Take the next `bytes` of the VBAR: addresses only, aligned to 512. Take the most important weights
+ * first. EBB_OK, EBB_GONE, EBB_INVALID (0 bytes), EBB_FULL.
+ */
+EBB_API ebb_status ebb_vbar_alloc(ebb_vbar vbar, uint64_t bytes, uint64_t *offset);
+
+/* A range of a VBAR, for the calls that take several. */
+typedef struct ebb_range {
+    uint64_t offset, bytes;
+} ebb_range;
+
+/*
+ * Make a range resident, if its importance allows, and pin it for use on `stream`.
+ *
+ * EBB_OK: it is pinned, until one ebb_vbar_unpin() with the same range. *signature says what is
+ * there: equal to the one under which the caller last filled the range, the contents are intact;
+ * anything else, the caller fills the range on `stream` and calls ebb_vbar_filled(). Work that the
+ * caller queues on `stream` from now on is ordered after every earlier use of the range's pages.
+ * EBB_OFFLOADED: not resident, not pinned. Use a temporary.
+ * EBB_GONE, EBB_INVALID (no bytes, past the end), EBB_FORKED; EBB_DRIVER_FAILED (ebb_device_failure()
+ * says more), EBB_NO_HOST_MEMORY: not pinned.
+ *
+ * A hit on the stream that used the pages last takes no lock and calls no driver. A miss may wait
+ * for the fences of the pages it displaces, for nothing else. Any thread.
+ */
+EBB_API ebb_status ebb_vbar_fault(ebb_vbar vbar, uint64_t offset, uint64_t bytes, ebb_stream stream,
+                                  uint64_t *signature);
+
+/* The same for `count` ranges, all or nothing; signatures[i] is that of ranges[i]. */
+EBB_API ebb_status ebb_vbar_fault_many(ebb_vbar vbar, const ebb_range *ranges, size_t count,
+                                       ebb_stream stream, uint64_t *signatures);
+
+/*
+ * Say that the range has been filled by work queued on `stream`: from now on a fault on another
+ * stream is ordered after that work. The range must be pinned. EBB_OK, EBB_GONE, EBB_INVALID,
+ * EBB_NOT_PINNED, EBB_DRIVER_FAILED.
+ */
+EBB_API ebb_status ebb_vbar_filled(ebb_vbar vbar, uint64_t offset, uint64_t bytes,
+                                   ebb_stream stream);
+
+/*
+ * Take back one pin of each page of the range. The pages may be given up once all work that is on
+ * `stream` by now is over. If the stream is capturing, they are held for the graph's sake until
+ * ebb_vbar_graphs_gone(). EBB_OK, EBB_GONE, EBB_INVALID, EBB_NOT_PINNED (and nothing changed).
+ */
+EBB_API ebb_status ebb_vbar_unpin(ebb_vbar vbar, uint64_t offset, uint64_t bytes,
+                                  ebb_stream stream);
+EBB_API ebb_status ebb_vbar_unpin_many(ebb_vbar vbar, const ebb_range *ranges, size_t count,
+                                       ebb_stream stream);
+
+/*
+ * No graph uses this VBAR any more: the graphs are destroyed, and their last launch is behind
+ * whatever is on `stream` by now. EBB_OK, EBB_GONE.
+ */
+EBB_API ebb_status ebb_vbar_graphs_gone(ebb_vbar vbar, ebb_stream stream);
+
+/* Make it the most important of its device, or the least; prioritising lifts the watermark to its
+   limit. EBB_OK, EBB_GONE. */
+EBB_API ebb_status ebb_vbar_prioritize(ebb_vbar vbar);
+EBB_API ebb_status ebb_vbar_deprioritize(ebb_vbar vbar);
+
+/*
+ * Give up unpinned pages from the top down until `bytes` are back with the driver, or none is left;
+ * lowers the watermark. *freed (may be NULL) says how many. Waits for fences. EBB_OK, EBB_GONE.
+ */
+EBB_API ebb_status ebb_vbar_free_memory(ebb_vbar vbar, uint64_t bytes, uint64_t *freed);
+
+/*
+ * The watermark, in bytes from the start: pages that begin at or above it are not loaded. Eviction
+ * lowers it to the evicted page. It never stands above its limit. EBB_OK, EBB_GONE.
+ */
+EBB_API ebb_status ebb_vbar_set_watermark(ebb_vbar vbar, uint64_t bytes);
+EBB_API ebb_status ebb_vbar_set_watermark_limit(ebb_vbar vbar, uint64_t bytes);
+
+typedef struct ebb_vbar_stats {
+    size_t size;                     /* sizeof(ebb_vbar_stats) */
+    uint64_t address;                /* where it begins, on the GPU */
+    uint64_t bytes;                  /* how large */
+    uint64_t allocated;              /* taken by ebb_vbar_alloc(), alignment included */
+    uint64_t resident, pinned, held; /* bytes: with memory; pinned; held by graphs */
+    uint64_t watermark, watermark_limit;
+    uint64_t pages;                   /* how many */
+    int64_t rank;                     /* importance; larger is more important */
+    uint64_t hits, misses, offloaded; /* answers of fault */
+    uint64_t loads;                   /* pages that got a frame */
+    uint64_t evictions[EBB_REASONS];  /* pages given up, by reason */
+} ebb_vbar_stats;
+
+EBB_API ebb_status ebb_vbar_get_stats(ebb_vbar vbar, ebb_vbar_stats *stats);
+
+/* A page's flags, as ebb_vbar_residency() writes them. */
+enum { EBB_PAGE_RESIDENT = 1, EBB_PAGE_PINNED = 2, EBB_PAGE_HELD = 4, EBB_PAGE_POISONED = 8 };
+
+/* Write a byte of flags for each of the first `count` pages. EBB_OK, EBB_GONE, EBB_INVALID. */
+EBB_API ebb_status ebb_vbar_residency(ebb_vbar vbar, uint8_t *flags, size_t count);
+
+/* Where a page begins and how long it is. EBB_OK, EBB_GONE, EBB_INVALID (no such page). */
+EBB_API ebb_status ebb_vbar_page(ebb_vbar vbar, uint64_t page, ebb_range *range);
 
 #ifdef __cplusplus
 }

@@ -5,7 +5,9 @@
 #ifndef EBB_OS_H
 #define EBB_OS_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* The system's name for its CUDA driver library, as the loader of libraries knows it. */
 const char *ebb__os_driver_name(void);
@@ -16,12 +18,56 @@ const char *ebb__os_environment(const char *name);
 /*
  * Load a library, with all its symbols resolved and none of them visible to other libraries. NULL
  * if that fails; `detail`, of `length` bytes, then holds the system's own words.
- * One ebb__os_library_close() for each successful open; the last one unloads it.
+ * One ebb__os_library_close() for each successful open; the last one unloads it. The same library
+ * opened twice gives the same pointer.
  */
 void *ebb__os_library_open(const char *path, char *detail, size_t length);
 void ebb__os_library_close(void *library);
 
 /* A symbol the library exports, or NULL. */
 void *ebb__os_library_symbol(void *library, const char *name);
+
+/* A lock, and a condition that is waited for with it. Both are ready when init returns. */
+typedef struct ebb__mutex {
+    union {
+        uint64_t align;
+        unsigned char space[64];
+    } system;
+} ebb__mutex;
+
+typedef struct ebb__condition {
+    union {
+        uint64_t align;
+        unsigned char space[64];
+    } system;
+} ebb__condition;
+
+void ebb__os_mutex_init(ebb__mutex *mutex);
+void ebb__os_lock(ebb__mutex *mutex);
+void ebb__os_unlock(ebb__mutex *mutex);
+void ebb__os_condition_init(ebb__condition *condition);
+void ebb__os_wait(ebb__condition *condition, ebb__mutex *mutex);
+void ebb__os_wake_all(ebb__condition *condition);
+
+/*
+ * A table of `bytes` zero bytes that costs memory only where it is written: NULL if there is none.
+ * clear makes it zero again and costs no memory afterwards, at the same address: who still reads
+ * there reads zeroes.
+ */
+void *ebb__os_table_new(size_t bytes);
+void ebb__os_table_clear(void *table, size_t bytes);
+void ebb__os_table_free(void *table, size_t bytes);
+
+/* Nanoseconds on a clock that never goes back. */
+uint64_t ebb__os_now(void);
+
+/* Let others run, about a millisecond at most. */
+void ebb__os_pause(void);
+
+/* A number that no other living thread has. */
+uint64_t ebb__os_thread(void);
+
+/* Have `child` called in every process that is forked off this one. Once is enough. */
+void ebb__os_at_fork(void (*child)(void));
 
 #endif

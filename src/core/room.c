@@ -1,0 +1,176 @@
+/*
+ * Room: gets a request the frames it needs, from the first that can give them.
+ *
+ *   free frames  ->  new frames, within limit and headroom  ->  free frames of the other size,
+ *   released to make new ones  ->  what holders give up, cheapest first
+ *
+ * Victims are chosen for the whole deficit at once, from the bottom of the order. Those that can go
+ * at once go; if that is not enough the rest are waited for, each alone. What a victim leaves is a
+ * free frame, so every round begins at the top again; a round in which nothing came free is the last.
+ * In a round that waits the lock is dropped: others may take what came free, and the next round
+ * finds out.
+ */
+#include "internal.h"
+
+/* Victims in flight for one request at a time. */
+enum { VICTIMS = 64 };
+
+static bool satisfied(const ebb__request *request)
+{
+    return !request->need[EBB__LARGE] && !request->need[EBB__SMALL];
+}
+
+static void got(ebb__request *request, ebb__frame *frame)
+{
+    frame->next = request->hand[frame->kind];
+    request->hand[frame->kind] = frame;
+    request->need[frame->kind]--;
+}
+
+static uint64_t missing_bytes(const ebb__device *device, const ebb__request *request)
+{
+    return request->need[EBB__LARGE] * device->frame_bytes[EBB__LARGE] +
+           request->need[EBB__SMALL] * device->frame_bytes[EBB__SMALL];
+}
+
+static void take_free_locked(ebb__device *device, ebb__request *request) EBB__LOCKED
+{
+    for (int kind = 0; kind < EBB__KINDS; kind++)
+        while (request->need[kind] && device->frames[kind])
+            got(request, ebb__frame_take_locked(device, (ebb__kind)kind, EBB__OF_REQUEST));
+}
+
+/* New frames, as many as are needed, allowed, and to be had. */
+static void grow_locked(ebb__device *device, ebb__request *request) EBB__LOCKED
+{
+    uint64_t room = ebb__frames_room_locked(device);
+    for (int kind = 0; kind < EBB__KINDS; kind++) {
+        while (request->need[kind] && room >= device->frame_bytes[kind]) {
+            ebb__frame *frame = ebb__frame_create_locked(device, (ebb__kind)kind, EBB__OF_REQUEST);
+            if (!frame)
+                return;
+            room -= device->frame_bytes[kind];
+            got(request, frame);
+        }
+    }
+}
+
+/* Free frames of a size that nobody asks for become room for the other. */
+static bool convert_locked(ebb__device *device, const ebb__request *request) EBB__LOCKED
+{
+    uint64_t freed = 0;
+    if (!request->need[EBB__LARGE] && request->need[EBB__SMALL])
+        freed = ebb__frames_trim_locked(device, EBB__LARGE, missing_bytes(device, request));
+    else if (request->need[EBB__LARGE] && !request->need[EBB__SMALL])
+        freed = ebb__frames_trim_locked(device, EBB__SMALL, missing_bytes(device, request));
+    return freed > 0;
+}
+
+/* Ask every holder for its best; policy picks. */
+static bool choose_locked(ebb__device *device, const ebb__request *request,
+                          ebb__candidate *candidate) EBB__LOCKED
+{
+    ebb__candidate shown[EBB__HOLDERS];
+    unsigned count = 0;
+    for (unsigned i = 0; i < device->holder_count; i++)
+        if (device->holders[i].best(device, request, &shown[count]))
+            count++;
+    if (!count)
+        return false;
+    *candidate = shown[ebb__policy_pick(shown, count)];
+    return true;
+}
+
+/* Take victims out of use until they are worth `bytes`. How many there are. */
+static unsigned begin_locked(ebb__device *device, const ebb__request *request, uint64_t bytes,
+                             ebb__candidate *victims) EBB__LOCKED
+{
+    unsigned count = 0;
+    uint64_t sum = 0;
+    while (count < VICTIMS && sum < bytes && choose_locked(device, request, &victims[count])) {
+        const ebb__holder *holder = &device->holders[victims[count].owner];
+        if (!holder->begin(device, &victims[count]))
+            continue; /* somebody has just begun to use it, and it is no candidate any more */
+        sum += device->frame_bytes[victims[count].kind];
+        count++;
+    }
+    return count;
+}
+
+/* Make victims worth `bytes` give up their frames. Bytes that came free. */
+static uint64_t evict_locked(ebb__device *device, const ebb__request *request,
+                             uint64_t bytes) EBB__LOCKED
+{
+    ebb__candidate victims[VICTIMS];
+    unsigned count = begin_locked(device, request, bytes, victims), waiting = 0;
+    uint64_t freed = 0;
+    for (unsigned i = 0; i < count; i++) {
+        const ebb__holder *holder = &device->holders[victims[i].owner];
+        if (!holder->settled(device, &victims[i]))
+            victims[waiting++] = victims[i];
+        else if (holder->finish(device, &victims[i], request->reason))
+            freed += device->frame_bytes[victims[i].kind];
+    }
+    for (unsigned i = 0; i < waiting; i++) {
+        const ebb__holder *holder = &device->holders[victims[i].owner];
+        if (!request->may_wait || freed >= bytes)
+            holder->undo(device, &victims[i]);
+        else if (holder->settle(device, &victims[i]) &&
+                 holder->finish(device, &victims[i], request->reason))
+            freed += device->frame_bytes[victims[i].kind];
+    }
+    return freed;
+}
+
+static void put_back_locked(ebb__device *device, ebb__request *request) EBB__LOCKED
+{
+    for (int kind = 0; kind < EBB__KINDS; kind++) {
+        while (request->hand[kind]) {
+            ebb__frame *frame = request->hand[kind];
+            request->hand[kind] = frame->next;
+            request->need[kind]++;
+            ebb__frame_put_locked(device, frame);
+        }
+    }
+}
+
+bool ebb__room_make_locked(ebb__device *device, ebb__request *request)
+{
+    /* What can never be met must not cost anybody a page. And under a limit that was lowered below
+       what is in use, nothing is used again before enough has been given back. */
+    bool possible = missing_bytes(device, request) <= device->limit &&
+                    (ebb__frames_held_locked(device) <= device->limit ||
+                     ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT,
+                                             request->may_wait, request->may_call));
+    while (possible) {
+        take_free_locked(device, request);
+        if (satisfied(request))
+            return true;
+        grow_locked(device, request);
+        if (satisfied(request))
+            return true;
+        if (convert_locked(device, request))
+            continue;
+        possible = evict_locked(device, request, missing_bytes(device, request)) > 0;
+    }
+    put_back_locked(device, request);
+    return false;
+}
+
+bool ebb__room_shrink_locked(ebb__device *device, uint64_t bytes, ebb_reason reason, bool may_wait,
+                             bool may_call)
+{
+    ebb__request request = {
+        .rank = EBB__RANK_ALL, .reason = reason, .may_wait = may_wait, .may_call = may_call};
+    for (;;) {
+        uint64_t held = ebb__frames_held_locked(device);
+        for (int kind = 0; kind < EBB__KINDS && held > bytes; kind++) {
+            ebb__frames_trim_locked(device, (ebb__kind)kind, held - bytes);
+            held = ebb__frames_held_locked(device);
+        }
+        if (held <= bytes)
+            return true;
+        if (!evict_locked(device, &request, held - bytes))
+            return false;
+    }
+}

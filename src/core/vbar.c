@@ -1,0 +1,563 @@
+/*
+ * Fault and unpin: the way every weight goes, every time it is used.
+ *
+ * A hit, and its unpin, take no lock. They change a page's word by compare-and-swap, and look at its
+ * ticket afterwards: if any stream but the caller's may still be using the page, the slow way orders
+ * the two. What makes that safe:
+ *
+ *   - A page with a pin cannot leave (pages.c), nor its VBAR be destroyed, so whatever is read after
+ *     the pin is of this page and stays so. An old handle is found out by looking at the id again.
+ *   - The ticket is noted before the pin is taken back: who finds the page unpinned finds the ticket.
+ *   - The ticket is read after the pin is made: work that was noted before is seen.
+ *
+ * Everything else, every miss included, is under the lock.
+ */
+#include <stdlib.h>
+
+#include "internal.h"
+
+/* The pages of a range: false if it is none of this VBAR. */
+static bool span(const ebb__vbar *vbar, uint64_t offset, uint64_t bytes, uint64_t *first,
+                 uint64_t *last)
+{
+    uint64_t size = atomic_load_explicit(&vbar->bytes, memory_order_relaxed);
+    if (!bytes || offset > size || bytes > size - offset)
+        return false;
+    uint64_t large = atomic_load_explicit(&vbar->large_bytes, memory_order_relaxed);
+    uint64_t end = offset + bytes - 1;
+    unsigned shift = vbar->device->small_shift;
+    uint64_t large_count = large >> EBB__LARGE_SHIFT;
+    *first =
+        offset < large ? offset >> EBB__LARGE_SHIFT : large_count + ((offset - large) >> shift);
+    *last = end < large ? end >> EBB__LARGE_SHIFT : large_count + ((end - large) >> shift);
+    return true;
+}
+
+/* ---- without the lock ------------------------------------------------------------------------- */
+
+/* Is the page's last use on this stream, and no other's unfinished use known? */
+static bool own(uint64_t ticket, unsigned slot)
+{
+    return !ticket || (EBB__TICKET_SLOT(ticket) == slot && !(ticket & EBB__TICKET_MORE));
+}
+
+static bool pin(ebb__page *page, uint64_t more)
+{
+    uint64_t word = atomic_load_explicit(&page->word, memory_order_relaxed);
+    do {
+        if (EBB__STATE(word) != EBB__RESIDENT || (word & EBB__PINS) == EBB__PINS)
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(&page->word, &word, word + more,
+                                                    memory_order_acquire, memory_order_relaxed));
+    return true;
+}
+
+/* Take a pin back: false if there is none, or if it is the last of a NOTED page. */
+static bool unpin(ebb__page *page)
+{
+    uint64_t word = atomic_load_explicit(&page->word, memory_order_relaxed);
+    do {
+        uint64_t pins = word & EBB__PINS;
+        if (!pins || (pins == EBB__PIN && word & EBB__NOTED))
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(&page->word, &word, word - EBB__PIN,
+                                                    memory_order_release, memory_order_relaxed));
+    return true;
+}
+
+/* Take pins back that were made in vain. */
+static void unpin_again(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint64_t end)
+{
+    for (uint64_t page = first; page < end; page++) {
+        if (unpin(&pages[page]))
+            continue;
+        ebb__scope scope;
+        ebb__enter(vbar->device, &scope);
+        ebb__page_unpin_locked(vbar, page);
+        ebb__leave(vbar->device, &scope);
+    }
+}
+
+/* Pin a range whose pages are all there and this stream's. Its signature; 0: it is not so. */
+static uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
+                    unsigned slot)
+{
+    uint64_t first, last, signature = 0;
+    if (!span(vbar, offset, bytes, &first, &last))
+        return 0;
+    ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
+    uint64_t end = first; /* of what is pinned */
+    bool whole = true;
+    while (whole && end <= last) {
+        ebb__page *page = &pages[end];
+        /* The hit is counted on the first page, in the same swap. */
+        whole = pin(page, end == first ? EBB__PIN + EBB__HIT : EBB__PIN);
+        if (!whole)
+            break;
+        end++;
+        uint64_t its = atomic_load_explicit(&page->generation, memory_order_relaxed);
+        signature = its > signature ? its : signature;
+        whole = own(atomic_load(&page->ticket), slot);
+    }
+    if (whole && atomic_load(&vbar->id) == handle.id)
+        return signature;
+    if (end > first)
+        atomic_fetch_sub(&pages[first].word, EBB__HIT);
+    unpin_again(vbar, pages, first, end);
+    return 0;
+}
+
+/* A stream whose order the fast ways may rely on: its slot, or 0. */
+static unsigned lasting_slot(ebb__device *device, ebb_stream stream)
+{
+    unsigned slot = ebb__stream_find(device, stream);
+    return atomic_load_explicit(&device->streams[slot].lasting, memory_order_relaxed) ? slot : 0;
+}
+
+/* Note this stream's epoch on a page whose last user it is already: false if it is not. */
+static bool note(ebb__page *page, const ebb__stream *stream, unsigned slot)
+{
+    uint64_t ticket = atomic_load(&page->ticket);
+    uint64_t epoch = atomic_load(&stream->epoch);
+    while (EBB__TICKET_SLOT(ticket) == slot) {
+        if ((ticket & EBB__TICKET_EPOCH) >= epoch)
+            return true;
+        uint64_t now = (ticket & ~EBB__TICKET_EPOCH) | epoch;
+        if (atomic_compare_exchange_weak(&page->ticket, &ticket, now))
+            return true;
+    }
+    return false;
+}
+
+/* Unpin a range on the stream that used its pages last. false: nothing was done. */
+static bool part(ebb__vbar *vbar, uint64_t offset, uint64_t bytes, ebb_stream stream, unsigned slot)
+{
+    uint64_t first, last;
+    ebb__device *device = vbar->device;
+    ebb__stream *s = &device->streams[slot];
+    if (!span(vbar, offset, bytes, &first, &last))
+        return false;
+    ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
+    for (uint64_t page = first; page <= last; page++) {
+        uint64_t word = atomic_load_explicit(&pages[page].word, memory_order_relaxed);
+        if (!(word & EBB__PINS) || word & EBB__NOTED)
+            return false;
+    }
+    if (ebb__stream_captures(device, stream))
+        return false;
+    for (uint64_t page = first; page <= last; page++)
+        if (!note(&pages[page], s, slot))
+            return false;
+    /* Roughly: two threads may count one. */
+    unsigned unpins = atomic_load_explicit(&s->unpins, memory_order_relaxed) + 1;
+    if (unpins >= EBB__UNPINS_A_MARK)
+        return false;
+    atomic_store_explicit(&s->unpins, unpins, memory_order_relaxed);
+    unpin_again(vbar, pages, first, last + 1);
+    return true;
+}
+
+/* ---- under the lock --------------------------------------------------------------------------- */
+
+/* The pages of all ranges of a call, one after another: `at` counts them. */
+typedef struct walk {
+    ebb__vbar *vbar;
+    const ebb_range *ranges;
+    size_t count;
+    size_t range;
+    uint64_t page, last;
+    size_t at;
+} walk;
+
+static void walk_begin(walk *w, ebb__vbar *vbar, const ebb_range *ranges, size_t count)
+{
+    *w = (walk){.vbar = vbar, .ranges = ranges, .count = count};
+    span(vbar, ranges[0].offset, ranges[0].bytes, &w->page, &w->last);
+}
+
+static bool walk_more(const walk *w)
+{
+    return w->range < w->count;
+}
+
+static void walk_next(walk *w)
+{
+    w->at++;
+    if (w->page++ < w->last || ++w->range == w->count)
+        return;
+    span(w->vbar, w->ranges[w->range].offset, w->ranges[w->range].bytes, &w->page, &w->last);
+}
+
+static ebb__page *walk_page(const walk *w)
+{
+    return &atomic_load_explicit(&w->vbar->pages, memory_order_relaxed)[w->page];
+}
+
+/* What a fault under the lock works with. */
+typedef struct call {
+    ebb__vbar *vbar;
+    const ebb_range *ranges;
+    size_t count;
+    ebb_stream stream;
+    size_t pages; /* of all ranges together */
+    bool *pinned; /* of each, whether this call has pinned it */
+} call;
+
+static void unpin_all_locked(call *c) EBB__LOCKED
+{
+    walk w;
+    for (walk_begin(&w, c->vbar, c->ranges, c->count); walk_more(&w); walk_next(&w)) {
+        if (c->pinned[w.at])
+            ebb__page_unpin_locked(c->vbar, w.page);
+        c->pinned[w.at] = false;
+    }
+}
+
+/* Let the watermark rise over `page`, if it is to rise by itself and there is room to spare. */
+static bool rise_locked(ebb__vbar *vbar, uint64_t page) EBB__LOCKED
+{
+    ebb__device *device = vbar->device;
+    if (!vbar->rise || page >= vbar->watermark_limit)
+        return false;
+    uint64_t spare = 0, bytes = device->frame_bytes[ebb__page_kind_locked(vbar, page)];
+    for (int kind = 0; kind < EBB__KINDS; kind++)
+        spare += device->frame_count[EBB__OF_NOBODY][kind] * device->frame_bytes[kind];
+    uint64_t quiet = device->faults - vbar->quiet_since;
+    uint64_t limit = device->limit < device->total ? device->limit : device->total;
+    /* The driver is asked only if the rest of the answer could be yes. */
+    if (!ebb__policy_may_rise(bytes, UINT64_MAX, limit, quiet, vbar->setbacks) ||
+        !ebb__policy_may_rise(bytes, spare + ebb__frames_room_locked(device), limit, quiet,
+                              vbar->setbacks))
+        return false;
+    vbar->watermark = page + 1;
+    vbar->risen = true;
+    return true;
+}
+
+/*
+ * Pin every page that is there, and count the frames that the others need. EBB_OFFLOADED: one of
+ * them is not to be loaded. EBB_BUSY: one is being saved; ask again when that is over.
+ */
+static ebb_status survey_locked(call *c, ebb__request *request) EBB__LOCKED
+{
+    ebb__vbar *vbar = c->vbar;
+    uint64_t stamp = ++vbar->device->departures;
+    walk w;
+    for (walk_begin(&w, vbar, c->ranges, c->count); walk_more(&w); walk_next(&w)) {
+        if (ebb__page_pin_locked(vbar, w.page)) {
+            c->pinned[w.at] = true;
+            continue;
+        }
+        uint64_t word = atomic_load(&walk_page(&w)->word);
+        if (word & EBB__SAVING)
+            return EBB_BUSY;
+        if (EBB__STATE(word) != EBB__ABSENT)
+            return EBB_OFFLOADED; /* poisoned, or pinned beyond counting */
+        if (w.page >= vbar->watermark && !rise_locked(vbar, w.page))
+            return EBB_OFFLOADED;
+        if (w.page + 1 > request->above)
+            request->above = w.page + 1;
+        /* A page that two ranges share needs one frame: an absent page has no departure to keep. */
+        if (walk_page(&w)->departure == stamp)
+            continue;
+        walk_page(&w)->departure = stamp;
+        request->need[ebb__page_kind_locked(vbar, w.page)]++;
+    }
+    return EBB_OK;
+}
+
+/* Put the frames in hand behind the pages that are still absent; pin the rest, if they have come. */
+static ebb_status load_locked(call *c, ebb__request *request) EBB__LOCKED
+{
+    ebb__device *device = c->vbar->device;
+    ebb_status status = EBB_OK;
+    walk w;
+    for (walk_begin(&w, c->vbar, c->ranges, c->count); walk_more(&w) && status == EBB_OK;
+         walk_next(&w)) {
+        if (c->pinned[w.at])
+            continue;
+        if (ebb__page_pin_locked(c->vbar, w.page)) {
+            c->pinned[w.at] = true;
+            continue;
+        }
+        ebb__kind kind = ebb__page_kind_locked(c->vbar, w.page);
+        ebb__frame *frame = request->hand[kind];
+        if (EBB__STATE(atomic_load(&walk_page(&w)->word)) != EBB__ABSENT || !frame) {
+            status = EBB_OFFLOADED;
+            break;
+        }
+        request->hand[kind] = frame->next;
+        status = ebb__page_load_locked(c->vbar, w.page, frame);
+        c->pinned[w.at] = status == EBB_OK;
+    }
+    for (int kind = 0; kind < EBB__KINDS; kind++) {
+        while (request->hand[kind]) {
+            ebb__frame *frame = request->hand[kind];
+            request->hand[kind] = frame->next;
+            ebb__frame_put_locked(device, frame);
+        }
+    }
+    return status;
+}
+
+/* Order the stream after every other stream's use of the pages. */
+static bool order_locked(call *c) EBB__LOCKED
+{
+    ebb__device *device = c->vbar->device;
+    unsigned slot = ebb__stream_get_locked(device, c->stream);
+    walk w;
+    for (walk_begin(&w, c->vbar, c->ranges, c->count); walk_more(&w); walk_next(&w))
+        if (!ebb__fence_order_locked(device, walk_page(&w), slot, c->stream))
+            return false;
+    return true;
+}
+
+static void sign_locked(const call *c, uint64_t *signatures) EBB__LOCKED
+{
+    for (size_t i = 0; i < c->count; i++)
+        signatures[i] = 0;
+    walk w;
+    for (walk_begin(&w, c->vbar, c->ranges, c->count); walk_more(&w); walk_next(&w)) {
+        uint64_t its = atomic_load(&walk_page(&w)->generation);
+        if (its > signatures[w.range])
+            signatures[w.range] = its;
+    }
+}
+
+static ebb_status fault_locked(call *c, uint64_t *signatures) EBB__LOCKED
+{
+    ebb__vbar *vbar = c->vbar;
+    ebb__device *device = vbar->device;
+    ebb_status status;
+    ebb__request request;
+    device->faults++;
+    for (;;) {
+        request = (ebb__request){
+            .rank = vbar->rank, .reason = EBB_FOR_WEIGHT, .may_wait = true, .may_call = true};
+        status = survey_locked(c, &request);
+        if (status != EBB_BUSY)
+            break;
+        unpin_all_locked(c);
+        if (vbar->saver == ebb__os_thread())
+            break; /* the page-out function itself: waiting would be for ever */
+        ebb__await(device);
+    }
+    bool missing = request.need[EBB__LARGE] + request.need[EBB__SMALL] > 0;
+    if (status == EBB_OK && missing) {
+        if (ebb__room_make_locked(device, &request))
+            status = load_locked(c, &request);
+        else
+            status = EBB_OFFLOADED;
+    }
+    if (status == EBB_OK && !order_locked(c))
+        status = EBB_OFFLOADED;
+    if (status == EBB_OK) {
+        sign_locked(c, signatures);
+        vbar->hits += missing ? 0 : c->count;
+        vbar->misses += missing ? c->count : 0;
+    } else {
+        unpin_all_locked(c);
+        vbar->offloaded += status == EBB_OFFLOADED ? c->count : 0;
+    }
+    return status;
+}
+
+/* How many pages the ranges have in all: 0 if one of them is none of this VBAR. */
+static size_t count_pages(const ebb__vbar *vbar, const ebb_range *ranges, size_t count)
+{
+    size_t sum = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t first, last;
+        if (!span(vbar, ranges[i].offset, ranges[i].bytes, &first, &last))
+            return 0;
+        sum += (size_t)(last - first + 1);
+    }
+    return sum;
+}
+
+static ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t count,
+                             ebb_stream stream, uint64_t *signatures)
+{
+    ebb__vbar *vbar = ebb__vbar_find(handle);
+    if (!vbar)
+        return ebb__vbar_missing(handle);
+    call c = {.vbar = vbar, .ranges = ranges, .count = count, .stream = stream};
+    c.pages = count_pages(vbar, ranges, count);
+    if (!c.pages)
+        return EBB_INVALID;
+    bool few[256] = {false};
+    c.pinned = c.pages <= sizeof few ? few : calloc(c.pages, sizeof *c.pinned);
+    if (!c.pinned)
+        return EBB_NO_HOST_MEMORY;
+
+    ebb__scope scope;
+    ebb__enter(vbar->device, &scope);
+    /* The handle may have become another's between the look and the lock. */
+    ebb_status status = EBB_GONE;
+    if (atomic_load(&vbar->id) == handle.id && count_pages(vbar, ranges, count) == c.pages) {
+        vbar->busy++;
+        status = fault_locked(&c, signatures);
+        vbar->busy--;
+    }
+    ebb__leave(vbar->device, &scope);
+    if (c.pinned != few)
+        free(c.pinned);
+    return status;
+}
+
+ebb_status ebb_vbar_fault(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream,
+                          uint64_t *signature)
+{
+    if (!signature)
+        return EBB_INVALID;
+    ebb__vbar *vbar = ebb__vbar_find(handle);
+    unsigned slot = vbar ? lasting_slot(vbar->device, stream) : 0;
+    uint64_t found = slot ? hit(vbar, handle, offset, bytes, slot) : 0;
+    if (found) {
+        *signature = found;
+        return EBB_OK;
+    }
+    ebb_range range = {offset, bytes};
+    return fault_slow(handle, &range, 1, stream, signature);
+}
+
+ebb_status ebb_vbar_fault_many(ebb_vbar handle, const ebb_range *ranges, size_t count,
+                               ebb_stream stream, uint64_t *signatures)
+{
+    if (!ranges || !count || !signatures)
+        return EBB_INVALID;
+    ebb__vbar *vbar = ebb__vbar_find(handle);
+    unsigned slot = vbar ? lasting_slot(vbar->device, stream) : 0;
+    size_t done = 0;
+    while (slot && done < count) {
+        signatures[done] = hit(vbar, handle, ranges[done].offset, ranges[done].bytes, slot);
+        if (!signatures[done])
+            break;
+        done++;
+    }
+    if (done == count)
+        return EBB_OK;
+    /* Not all: what was pinned is taken back, and the whole is asked for at once. */
+    for (size_t i = 0; i < done; i++) {
+        uint64_t first, last;
+        span(vbar, ranges[i].offset, ranges[i].bytes, &first, &last);
+        ebb__page *pages = atomic_load(&vbar->pages);
+        atomic_fetch_sub(&pages[first].word, EBB__HIT);
+        unpin_again(vbar, pages, first, last + 1);
+    }
+    return fault_slow(handle, ranges, count, stream, signatures);
+}
+
+/* ---- the end of a use ------------------------------------------------------------------------- */
+
+static bool all_pinned(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
+{
+    walk w;
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w))
+        if (!(atomic_load(&walk_page(&w)->word) & EBB__PINS))
+            return false;
+    return true;
+}
+
+/*
+ * Note the stream's work on the pages: as a ticket, with a mark at once if the stream may not last;
+ * for as long as a graph may run, if it is capturing. Pages are pinned. The lock may be dropped.
+ */
+static void note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t count,
+                            ebb_stream stream) EBB__LOCKED
+{
+    ebb__device *device = vbar->device;
+    bool captures = ebb__stream_captures(device, stream);
+    unsigned slot = captures ? 0 : ebb__stream_get_locked(device, stream);
+    if (!captures && !slot) {
+        /* More streams than can be told apart: see this one over, then there is nothing to note. */
+        ebb__drop(device);
+        ebb__stream_drain(device, stream);
+        ebb__retake(device);
+        return;
+    }
+    walk w;
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w))
+        if (captures || !ebb__fence_note_locked(device, walk_page(&w), slot))
+            ebb__page_hold_locked(vbar, w.page);
+    if (captures)
+        return;
+    ebb__stream *s = &device->streams[slot];
+    bool now = !atomic_load(&s->lasting);
+    if ((now || atomic_load(&s->unpins) >= EBB__UNPINS_A_MARK - 1) &&
+        ebb__mark_locked(device, slot) != EBB_OK && now) {
+        ebb__drop(device);
+        ebb__stream_drain(device, stream);
+        ebb__retake(device);
+    }
+}
+
+static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t count,
+                           ebb_stream stream, bool unpins)
+{
+    ebb__vbar *vbar = ebb__vbar_find(handle);
+    if (!vbar)
+        return ebb__vbar_missing(handle);
+    ebb__device *device = vbar->device;
+    ebb__scope scope;
+    ebb__enter(device, &scope);
+    ebb_status status = EBB_OK;
+    if (atomic_load(&vbar->id) != handle.id)
+        status = EBB_GONE;
+    else if (!count_pages(vbar, ranges, count))
+        status = EBB_INVALID;
+    else if (!all_pinned(vbar, ranges, count))
+        status = EBB_NOT_PINNED;
+    if (status == EBB_OK) {
+        vbar->busy++;
+        note_all_locked(vbar, ranges, count, stream);
+        vbar->busy--;
+        walk w;
+        for (walk_begin(&w, vbar, ranges, count); walk_more(&w) && unpins; walk_next(&w))
+            if (!ebb__page_unpin_locked(vbar, w.page))
+                status = EBB_NOT_PINNED;
+        /* A limit that was lowered below what was pinned takes its due as pins go. */
+        if (ebb__frames_held_locked(device) > device->limit)
+            ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT, false, false);
+    }
+    ebb__leave(device, &scope);
+    return status;
+}
+
+ebb_status ebb_vbar_unpin(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
+{
+    ebb__vbar *vbar = ebb__vbar_find(handle);
+    unsigned slot = vbar ? lasting_slot(vbar->device, stream) : 0;
+    if (slot && part(vbar, offset, bytes, stream, slot))
+        return EBB_OK;
+    ebb_range range = {offset, bytes};
+    return end_slow(handle, &range, 1, stream, true);
+}
+
+ebb_status ebb_vbar_unpin_many(ebb_vbar handle, const ebb_range *ranges, size_t count,
+                               ebb_stream stream)
+{
+    if (!ranges || !count)
+        return EBB_INVALID;
+    ebb__vbar *vbar = ebb__vbar_find(handle);
+    if (!vbar)
+        return ebb__vbar_missing(handle);
+    if (!count_pages(vbar, ranges, count))
+        return EBB_INVALID;
+    if (!all_pinned(vbar, ranges, count))
+        return EBB_NOT_PINNED;
+    unsigned slot = lasting_slot(vbar->device, stream);
+    size_t done = 0;
+    while (slot && done < count &&
+           part(vbar, ranges[done].offset, ranges[done].bytes, stream, slot))
+        done++;
+    if (done == count)
+        return EBB_OK;
+    return end_slow(handle, ranges + done, count - done, stream, true);
+}
+
+ebb_status ebb_vbar_filled(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
+{
+    ebb_range range = {offset, bytes};
+    return end_slow(handle, &range, 1, stream, false);
+}
