@@ -10,7 +10,8 @@ endif()
 
 if(EBB_PYTHON)
     find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
-    add_library(_core MODULE python/ebbtide/_core.c)
+    add_library(_core MODULE python/ebbtide/_core.c python/ebbtide/_core_device.c
+                python/ebbtide/_core_vbar.c python/ebbtide/_core_weight.c)
     target_compile_definitions(_core PRIVATE Py_LIMITED_API=0x030A0000)
     # System headers: Python's own do not pass our warnings.
     target_include_directories(_core SYSTEM PRIVATE ${Python_INCLUDE_DIRS})
@@ -39,7 +40,7 @@ else()
     file(GLOB entries CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/python/ebbtide/*)
     foreach(entry IN LISTS entries)
         get_filename_component(name ${entry} NAME)
-        if(NOT name MATCHES "\\.c$|\\.so$|^__pycache__$")
+        if(NOT name MATCHES "\\.[ch]$|\\.so$|^__pycache__$")
             file(CREATE_LINK ${entry} ${package}/${name} SYMBOLIC)
         endif()
     endforeach()

@@ -2,16 +2,13 @@
  * The Python extension: ebbtide.h for Python, in the limited API of 3.10, so that one binary serves
  * every later version. Nothing here decides anything; that is the core's business.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
-#include "ebbtide.h"
+#include "_core.h"
 
 /* The exception of each status. Error is the base of all; the names are what users catch. */
 static const struct {
     ebb_status status;
     const char *name; /* qualified: where users find it */
-} kinds[] = {
+} kinds[KINDS] = {
     {EBB_INVALID, "ebbtide.Invalid"},
     {EBB_NO_DRIVER, "ebbtide.NoDriver"},
     {EBB_DRIVER_TOO_OLD, "ebbtide.DriverTooOld"},
@@ -19,16 +16,16 @@ static const struct {
     {EBB_DRIVER_FAILED, "ebbtide.DriverFailed"},
     {EBB_NO_DEVICE, "ebbtide.NoDevice"},
     {EBB_NO_VMM, "ebbtide.NoVMM"},
+    {EBB_GONE, "ebbtide.Gone"},
+    {EBB_BUSY, "ebbtide.Busy"},
+    {EBB_NOT_PINNED, "ebbtide.NotPinned"},
+    {EBB_NO_ADDRESSES, "ebbtide.NoAddresses"},
+    {EBB_FULL, "ebbtide.Full"},
+    {EBB_FORKED, "ebbtide.Forked"},
+    {EBB_BROKEN, "ebbtide.Broken"},
 };
-enum { KINDS = sizeof kinds / sizeof *kinds };
 
-typedef struct state {
-    PyObject *error;
-    PyObject *errors[KINDS];
-    PyTypeObject *probe;
-} state;
-
-static PyObject *raise(const state *s, ebb_status status, const char *detail)
+PyObject *raise_status(const state *s, ebb_status status, const char *detail)
 {
     /* The host's memory is Python's too: its own exception is the one people expect. */
     if (status == EBB_NO_HOST_MEMORY)
@@ -38,6 +35,20 @@ static PyObject *raise(const state *s, ebb_status status, const char *detail)
         if (kinds[i].status == status)
             type = s->errors[i];
     return PyErr_Format(type, *detail ? "%s: %s" : "%s", ebb_status_text(status), detail);
+}
+
+int size_of(PyObject *given, uint64_t *size)
+{
+    *size = PyLong_AsUnsignedLongLong(given);
+    return *size == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
+}
+
+int add_size(PyObject *dict, const char *name, uint64_t value)
+{
+    PyObject *number = PyLong_FromUnsignedLongLong(value);
+    int status = number ? PyDict_SetItemString(dict, name, number) : -1;
+    Py_XDECREF(number);
+    return status;
 }
 
 static PyStructSequence_Field probe_fields[] = {
@@ -114,7 +125,7 @@ static PyObject *probe(PyObject *module, PyObject *arguments, PyObject *keywords
     Py_XDECREF(path);
 
     const state *s = PyModule_GetState(module);
-    return status == EBB_OK ? probe_result(s, &found) : raise(s, status, found.detail);
+    return status == EBB_OK ? probe_result(s, &found) : raise_status(s, status, found.detail);
 }
 
 static PyMethodDef methods[] = {
@@ -136,6 +147,22 @@ static PyObject *add_error(PyObject *module, const char *name, const char *doc, 
     return type;
 }
 
+static int add_types(PyObject *module)
+{
+    const struct {
+        const char *name;
+        PyType_Spec *spec;
+    } types[] = {{"Device", &device_spec}, {"VBAR", &vbar_spec}, {"Weight", &weight_spec}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        PyObject *type = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
+        int status = type ? PyModule_AddObjectRef(module, types[i].name, type) : -1;
+        Py_XDECREF(type);
+        if (status < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int execute(PyObject *module)
 {
     state *s = PyModule_GetState(module);
@@ -151,6 +178,8 @@ static int execute(PyObject *module)
     }
     s->probe = PyStructSequence_NewType(&probe_desc);
     if (!s->probe || PyModule_AddObjectRef(module, "Probe", (PyObject *)s->probe) < 0)
+        return -1;
+    if (add_types(module) < 0)
         return -1;
     return PyModule_AddStringConstant(module, "version", ebb_version());
 }

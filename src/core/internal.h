@@ -554,6 +554,15 @@ bool ebb__page_evict_locked(ebb__vbar *vbar, uint64_t page, ebb_reason reason) E
 /* VBARs as room.c knows them. */
 extern const ebb__holder ebb__vbar_holder;
 
+/* ---- vbar.c ----------------------------------------------------------------------------------- */
+
+/*
+ * What of fault and unpin takes no lock and never waits: for a caller that holds a lock of its own.
+ * A hit's signature, or 0: ask ebb_vbar_fault(). Whether it was unpinned: else ask ebb_vbar_unpin().
+ */
+uint64_t ebb__vbar_hit(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream);
+bool ebb__vbar_part(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream);
+
 /* ---- stats.c --------------------------------------------------------------------------------- */
 
 /* What is counted in the pages' words, added up. */

@@ -405,14 +405,19 @@ static ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t co
     return status;
 }
 
+uint64_t ebb__vbar_hit(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
+{
+    ebb__vbar *vbar = ebb__vbar_find(handle);
+    unsigned slot = vbar ? lasting_slot(vbar->device, stream) : 0;
+    return slot ? hit(vbar, handle, offset, bytes, slot) : 0;
+}
+
 ebb_status ebb_vbar_fault(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream,
                           uint64_t *signature)
 {
     if (!signature)
         return EBB_INVALID;
-    ebb__vbar *vbar = ebb__vbar_find(handle);
-    unsigned slot = vbar ? lasting_slot(vbar->device, stream) : 0;
-    uint64_t found = slot ? hit(vbar, handle, offset, bytes, slot) : 0;
+    uint64_t found = ebb__vbar_hit(handle, offset, bytes, stream);
     if (found) {
         *signature = found;
         return EBB_OK;
@@ -524,11 +529,16 @@ static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t coun
     return status;
 }
 
-ebb_status ebb_vbar_unpin(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
+bool ebb__vbar_part(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
 {
     ebb__vbar *vbar = ebb__vbar_find(handle);
     unsigned slot = vbar ? lasting_slot(vbar->device, stream) : 0;
-    if (slot && part(vbar, offset, bytes, stream, slot))
+    return slot && part(vbar, offset, bytes, stream, slot);
+}
+
+ebb_status ebb_vbar_unpin(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
+{
+    if (ebb__vbar_part(handle, offset, bytes, stream))
         return EBB_OK;
     ebb_range range = {offset, bytes};
     return end_slow(handle, &range, 1, stream, true);

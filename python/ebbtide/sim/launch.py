@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from ebbtide.sim import sizes
+from ebbtide import sizes
 from ebbtide.sim._library import path as library_path
 from ebbtide.sim.card import Figures, register
 from ebbtide.sim.cards import card as card_of
