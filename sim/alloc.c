@@ -74,6 +74,18 @@ static mapping *chunk_with_room(int device, uint64_t size)
 
 /* ---- allocations ------------------------------------------------------------------------------ */
 
+/*
+ * Memory of cuMemAlloc that was freed in a stream's order (cuMemFreeAsync). The program cannot use it
+ * any more; its chunk is let go of when the free is over, and the host waits for something.
+ */
+typedef struct leaving {
+    mapping *chunk;
+    mark *freed;
+    struct leaving *next;
+} leaving;
+
+static leaving *leavings; /* under sim.mutex */
+
 CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address)
 {
     CUresult code = CUDA_SUCCESS;
@@ -82,6 +94,10 @@ CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address)
     if (a != NULL && m == NULL) {
         uint64_t rounded = (size + SIM_GRANULARITY - 1) / SIM_GRANULARITY * SIM_GRANULARITY;
         m = sim_chunk_new(device, rounded, &code);
+        if (m == NULL && leavings != NULL) {
+            sim_leaving_release();
+            m = sim_chunk_new(device, rounded, &code);
+        }
         for (int i = 0; m != NULL && i < SIM_MAX_CARDS; i++) {
             m->access[i] |= sim.peers[i][device] ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
         }
@@ -120,8 +136,65 @@ void sim_free(allocation *a)
     }
 }
 
+CUresult sim_free_later(allocation *a, stream *s)
+{
+    if (s->capture != NULL) {
+        return CUDA_ERROR_INVALID_VALUE; /* a graph frees what it allocated, and nothing else */
+    }
+    leaving *l = calloc(1, sizeof *l);
+    CUresult code = l == NULL ? CUDA_ERROR_OUT_OF_MEMORY
+                              : sim_touch("cuMemFreeAsync", s, a->node.start,
+                                          a->node.end - a->node.start, CU_GRAPH_NODE_TYPE_MEM_FREE);
+    if (code != CUDA_SUCCESS) {
+        free(l);
+        return code;
+    }
+    *l = (leaving){.chunk = a->chunk, .freed = sim_mark_stream(s, -1), .next = leavings};
+    leavings = l;
+    sim_ranges_remove(&sim.allocations, &a->node);
+    free(a);
+    return CUDA_SUCCESS;
+}
+
+static bool has_left(const leaving *l)
+{
+    bool ran = sim_mark_reached(l->freed);
+    for (uint32_t i = 0; ran && i < l->freed->order.count && i < sim.slots; i++) {
+        ran = sim_run(i, l->freed->order.at[i]);
+    }
+    return ran;
+}
+
+void sim_leaving_release(void)
+{
+    for (leaving **link = &leavings; *link != NULL;) {
+        leaving *l = *link;
+        if (!has_left(l)) {
+            link = &l->next;
+            continue;
+        }
+        *link = l->next;
+        if (--l->chunk->live == 0) {
+            sim_chunk_free(l->chunk);
+        }
+        sim_mark_unref(l->freed);
+        free(l);
+    }
+}
+
+void sim_leaving_reset(void)
+{
+    while (leavings != NULL) {
+        leaving *l = leavings;
+        leavings = l->next;
+        sim_mark_unref(l->freed);
+        free(l);
+    }
+}
+
 void sim_memory_context_gone(int device)
 {
+    sim_leaving_release(); /* its work is over */
     for (range *at = sim_ranges_after(&sim.allocations, 0), *next; at != NULL; at = next) {
         next = sim_ranges_after(&sim.allocations, at->end);
         allocation *a = (allocation *)at;

@@ -192,9 +192,18 @@ static bool node_may_touch(const work *w)
         return kernel_may_touch(w);
     }
     for (size_t i = 0; i < w->range_count; i++) {
-        if (!sim_reachable(w->ranges[i].address, w->ranges[i].bytes)) {
-            sim_report_access(w, w->ranges[i].address, -1);
+        const ebbsim_range *r = &w->ranges[i];
+        mapping *m = sim_mapping_at(r->address);
+        if (!sim_reachable(r->address, r->bytes)) {
+            sim_report_access(w, r->address, -1);
             return false;
+        }
+        if (m != NULL && !m->chunk && !w->between_devices) {
+            uint64_t forbidden = first_forbidden(r->address, r->bytes, w->device, r->access, &m);
+            if (forbidden != r->address + r->bytes) {
+                sim_report_access(w, forbidden, m == NULL ? -1 : m->frame->device);
+                return false;
+            }
         }
     }
     return true;
@@ -237,6 +246,7 @@ static CUresult again(stream *s, const work *captured)
     w->data = captured->data;
     w->snapshot_wanted = captured->snapshot_wanted;
     w->source_pinned = captured->source_pinned;
+    w->between_devices = captured->between_devices;
     name_place(w, s);
     return node_may_touch(w) ? submit(s, w) : fault(s, w);
 }
@@ -328,6 +338,7 @@ CUresult sim_copy(const char *call, stream *s, uint64_t to, int to_device, uint6
     w->bytes = bytes;
     w->snapshot_wanted = source == PLACE_PAGEABLE;
     w->source_pinned = source == PLACE_PINNED;
+    w->between_devices = writer != s->device || reader != s->device;
     price_copy(w, &sim.run->cards[s->device], target, source, writer == reader);
     bool waits = target == PLACE_PAGEABLE || (source == PLACE_PAGEABLE && !staging_has_room(s, w));
     CUresult code = submit(s, w);
@@ -369,24 +380,29 @@ CUresult sim_set(const char *call, stream *s, uint64_t to, uint32_t value, uint6
 }
 
 /* Something that happens to memory in a stream's order, without a change of its bytes. */
-CUresult sim_touch(const char *call, stream *s, uint64_t address, uint64_t bytes)
+CUresult sim_touch(const char *call, stream *s, uint64_t address, uint64_t bytes, int node_type)
 {
     work *w = sim_work_new(ENTRY_WORK, call);
     ebbsim_range touched = {address, bytes, EBBSIM_WRITE};
     if (w == NULL || !sim_work_ranges(w, &touched, 1)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    w->node_type = node_type;
     return submit(s, w);
 }
 
 /* A word of memory: waited for, or written by the driver's own thread when its turn comes. */
 CUresult sim_word(const char *call, stream *s, uint64_t address, uint32_t value, int test)
 {
-    if (address == 0 || address % 4 != 0 || !sim_reachable(address, 4)) {
+    ebbsim_range touched = {address, 4, test >= 0 ? EBBSIM_READ : EBBSIM_WRITE};
+    mapping *m = sim_mapping_at(address);
+    if (address == 0 || address % 4 != 0 || !sim_reachable(address, 4) ||
+        (m != NULL && !m->chunk &&
+         first_forbidden(address, 4, s->device, touched.access, &m) != address + 4)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     work *w = sim_work_new(test >= 0 ? ENTRY_WAIT_VALUE : ENTRY_HOST, call);
-    if (w == NULL) {
+    if (w == NULL || !sim_work_ranges(w, &touched, 1)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     w->from = w->to = address;

@@ -208,7 +208,15 @@ CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *copy)
 {
     CUresult code;
     stream *s = sim_enter_stream(FN_cuMemcpy2D_v2, NULL, &code);
-    return sim_leave(s == NULL ? code : wait_for(s, copy_rectangle("cuMemcpy2D", s, copy)));
+    if (s == NULL) {
+        return sim_leave(code);
+    }
+    bool on_devices = copy != NULL && copy->srcMemoryType != CU_MEMORYTYPE_HOST &&
+                      copy->dstMemoryType != CU_MEMORYTYPE_HOST &&
+                      sim_mapping_at(copy->srcDevice) != NULL &&
+                      sim_mapping_at(copy->dstDevice) != NULL;
+    code = copy_rectangle("cuMemcpy2D", s, copy);
+    return sim_leave(on_devices ? code : wait_for(s, code));
 }
 
 CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width,

@@ -24,11 +24,14 @@ static const char *code_name(CUresult code)
 
 CUresult cuGetErrorName(CUresult code, const char **name)
 {
-    if (name == NULL) {
-        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = sim_enter(FN_cuGetErrorName);
+    if (name != NULL) {
+        *name = result == CUDA_SUCCESS ? code_name(code) : NULL;
     }
-    *name = code_name(code);
-    return *name == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS && (name == NULL || *name == NULL)) {
+        result = CUDA_ERROR_INVALID_VALUE;
+    }
+    return sim_leave(result);
 }
 
 /* The driver's own sentences, as far as programs are known to look at them. */
@@ -78,11 +81,14 @@ static const char *code_text(CUresult code)
 
 CUresult cuGetErrorString(CUresult code, const char **text)
 {
-    if (text == NULL) {
-        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = sim_enter(FN_cuGetErrorString);
+    if (text != NULL) {
+        *text = result == CUDA_SUCCESS ? code_text(code) : NULL;
     }
-    *text = code_text(code);
-    return *text == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS && (text == NULL || *text == NULL)) {
+        result = CUDA_ERROR_INVALID_VALUE;
+    }
+    return sim_leave(result);
 }
 
 /* ---- start ------------------------------------------------------------------------------------ */
@@ -288,7 +294,7 @@ static CUresult activate(context *c, int device)
 
 static void deactivate(context *c)
 {
-    mark *m = sim_mark_context(c->device);
+    mark *m = sim_mark_context(c->device, -1);
     sim_mark_wait(m);
     sim_mark_unref(m);
     sim_stream_context_gone(c->device);
@@ -422,7 +428,7 @@ CUresult cuCtxSynchronize(void)
         code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     if (code == CUDA_SUCCESS) {
-        mark *m = sim_mark_context(sim_current()->device);
+        mark *m = sim_mark_context(sim_current()->device, -1);
         sim_mark_wait(m);
         sim_mark_unref(m);
     }
@@ -443,12 +449,21 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return sim_leave(code);
 }
 
+/* From compute capability 9.0 on, a kernel cannot wait for those it launched. */
+static bool has_limit(int limit)
+{
+    int major = 0;
+    sim_attribute(sim_current()->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major);
+    return limit >= 0 && limit < SIM_LIMITS &&
+           (limit != CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH || major < 9);
+}
+
 /* Limits are kept and given back; nothing here can run into one. */
 CUresult cuCtxGetLimit(size_t *value, int limit)
 {
     CUresult code = sim_enter(FN_cuCtxGetLimit);
-    if (code == CUDA_SUCCESS && (value == NULL || limit < 0 || limit >= SIM_LIMITS)) {
-        code = value == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
+    if (code == CUDA_SUCCESS && (value == NULL || !has_limit(limit))) {
+        code = value == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_UNSUPPORTED_LIMIT;
     }
     if (code == CUDA_SUCCESS) {
         static const size_t usual[SIM_LIMITS] = {1024, 6 << 20, 8 << 20, 2, 2048, 128, 0};
@@ -461,8 +476,8 @@ CUresult cuCtxGetLimit(size_t *value, int limit)
 CUresult cuCtxSetLimit(int limit, size_t value)
 {
     CUresult code = sim_enter(FN_cuCtxSetLimit);
-    if (code == CUDA_SUCCESS && (limit < 0 || limit >= SIM_LIMITS)) {
-        code = CUDA_ERROR_NOT_SUPPORTED;
+    if (code == CUDA_SUCCESS && !has_limit(limit)) {
+        code = CUDA_ERROR_UNSUPPORTED_LIMIT;
     }
     if (code == CUDA_SUCCESS) {
         sim_current()->limits[limit] = value;

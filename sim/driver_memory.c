@@ -316,7 +316,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 /* Freeing waits for all work of the context that owns the memory; programs rely on it. */
 void sim_wait_for_everything(int device)
 {
-    mark *m = sim_mark_context(device);
+    mark *m = sim_mark_context(device, -1);
     sim_mark_wait(m);
     sim_mark_unref(m);
 }
@@ -382,7 +382,7 @@ static CUresult device_attribute(const range *whole_range, const mapping *m,
     int device = m->frame->device;
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-        *(void **)value = m->chunk ? &sim.contexts[device] : NULL;
+        *(void **)value = m->chunk && m->pool == NULL ? &sim.contexts[device] : NULL;
         break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         *(unsigned *)value = CU_MEMORYTYPE_DEVICE;
@@ -430,12 +430,18 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdev
     return sim_leave(device_attribute(part_of, m, attribute, address, value));
 }
 
+enum { LAST_POINTER_ATTRIBUTE = 21 }; /* CUDA 13.0 */
+
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes, void **values,
                                 CUdeviceptr address)
 {
     CUresult code = sim_enter(FN_cuPointerGetAttributes);
-    if (code == CUDA_SUCCESS && (attributes == NULL || values == NULL)) {
+    if (code == CUDA_SUCCESS && (attributes == NULL || values == NULL || count == 0)) {
         code = CUDA_ERROR_INVALID_VALUE;
+    }
+    for (unsigned i = 0; code == CUDA_SUCCESS && i < count; i++) {
+        code = (unsigned)attributes[i] - 1 < LAST_POINTER_ATTRIBUTE ? CUDA_SUCCESS
+                                                                    : CUDA_ERROR_INVALID_VALUE;
     }
     sim_leave(code);
     for (unsigned i = 0; code == CUDA_SUCCESS && i < count; i++) {

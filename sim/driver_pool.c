@@ -99,11 +99,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle)
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS) {
-        sim_wait_for_everything(p->device); /* what was freed is over before its memory goes */
-        p = pool_get(handle);
-        if (p != NULL) {
-            sim_pool_destroy(p);
-        }
+        sim_pool_destroy(p);
     }
     return sim_leave(code);
 }
@@ -247,10 +243,12 @@ CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool handle, CUmemLocation *loca
 {
     CUresult code = sim_enter(FN_cuMemPoolGetAccess);
     const pool *p = pool_get(handle);
-    if (code == CUDA_SUCCESS &&
-        (p == NULL || flags == NULL || location == NULL ||
-         location->type != CU_MEM_LOCATION_TYPE_DEVICE || !is_device(location->id))) {
+    if (code == CUDA_SUCCESS && (p == NULL || flags == NULL || location == NULL ||
+                                 location->type != CU_MEM_LOCATION_TYPE_DEVICE)) {
         code = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (code == CUDA_SUCCESS && !is_device(location->id)) {
+        code = CUDA_ERROR_INVALID_DEVICE;
     }
     if (code == CUDA_SUCCESS) {
         *flags = p->access[location->id];
@@ -294,8 +292,8 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
         return sim_leave(code);
     }
     allocation *a = sim_allocation_at(address);
-    if (a == NULL || a->node.start != address || a->block == NULL) {
+    if (a == NULL || a->node.start != address || a->opened > 0) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    return sim_leave(sim_pool_free(a, s));
+    return sim_leave(a->block == NULL ? sim_free_later(a, s) : sim_pool_free(a, s));
 }

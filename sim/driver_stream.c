@@ -298,7 +298,8 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
 {
     CUresult code;
     stream *s = sim_enter_stream(FN_cuEventRecordWithFlags, stream_handle, &code);
-    if (s != NULL && flags > CU_EVENT_RECORD_EXTERNAL) {
+    bool outside = s != NULL && flags == CU_EVENT_RECORD_EXTERNAL && s->capture == NULL;
+    if (s != NULL && (flags > CU_EVENT_RECORD_EXTERNAL || outside)) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
     if (s != NULL && flags == CU_EVENT_RECORD_EXTERNAL && s->capture != NULL) {
@@ -325,7 +326,7 @@ CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle)
         sim_capture_invalidate_all(c->device);
         return sim_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
-    set_mark(e, sim_mark_context(c->device));
+    set_mark(e, sim_mark_context(c->device, e->shared));
     return sim_leave(CUDA_SUCCESS);
 }
 

@@ -74,7 +74,7 @@
     X("cuMemAllocFromPoolAsync", 11020, cuMemAllocFromPoolAsync, 1000, INIT)                       \
     X("cuMemFreeAsync", 11020, cuMemFreeAsync, 800, INIT)                                          \
     X("cuMemPoolCreate", 11020, cuMemPoolCreate, 10000, INIT)                                      \
-    X("cuMemPoolDestroy", 11020, cuMemPoolDestroy, 50000, GUARDED)                                 \
+    X("cuMemPoolDestroy", 11020, cuMemPoolDestroy, 50000, INIT)                                    \
     X("cuMemPoolTrimTo", 11020, cuMemPoolTrimTo, 50000, INIT)                                      \
     X("cuMemPoolGetAttribute", 11020, cuMemPoolGetAttribute, 100, INIT)                            \
     X("cuMemPoolSetAttribute", 11020, cuMemPoolSetAttribute, 100, INIT)                            \

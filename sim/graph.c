@@ -240,8 +240,12 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
 CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle)
 {
     CUresult code = sim_enter(FN_cuGraphUpload);
-    if (code == CUDA_SUCCESS && sim_stream_get(stream_handle, &code) != NULL) {
-        code = graph_get(handle, true) == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    const stream *s = code == CUDA_SUCCESS ? sim_stream_get(stream_handle, &code) : NULL;
+    if (s != NULL && graph_get(handle, true) == NULL) {
+        code = CUDA_ERROR_INVALID_VALUE;
+    } else if (s != NULL && s->capture != NULL) {
+        sim_capture_invalidate(s->capture);
+        code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     return sim_leave(code);
 }
@@ -359,6 +363,9 @@ CUresult cuGraphNodeGetDependencies_v2(CUgraphNode handle, CUgraphNode *nodes,
 
 static int node_type(const work *w)
 {
+    if (w->node_type != 0) {
+        return w->node_type;
+    }
     switch (w->kind) {
     case ENTRY_HOST:
         return w->function == NULL ? CU_GRAPH_NODE_TYPE_BATCH_MEM_OP : CU_GRAPH_NODE_TYPE_HOST;

@@ -273,8 +273,22 @@ static void note_mapping(mapping *m, work *w)
     w->refs++;
 }
 
+/* A word that is waited for, or will be written: meant to be touched by several at once, so it races
+   with nobody; but it must be there until its turn has come. */
+static void note_word(work *w)
+{
+    mapping *m = w->range_count > 0 ? sim_mapping_at(w->ranges[0].address) : NULL;
+    if (m != NULL) {
+        note_mapping(m, w);
+    }
+}
+
 bool sim_history_note(work *w)
 {
+    if (w->kind != ENTRY_WORK) {
+        note_word(w);
+        return true;
+    }
     note n = {.w = w, .order = &sim.streams[w->slot]->order, .clear = true};
     for (size_t i = 0; i < w->range_count; i++) {
         n.named = &w->ranges[i];
@@ -328,9 +342,12 @@ static void take_from(work *w, const char *call, uint64_t address, uint64_t size
     }
 }
 
+static void leave_words(const char *call, uint64_t address, uint64_t size);
+
 void sim_history_leave(memory_object *object, const char *call, uint64_t address, uint64_t size)
 {
     sim.calls_taking++;
+    leave_words(call, address, size);
     for (range *at = sim_ranges_after(&object->pieces, 0), *next; at != NULL; at = next) {
         piece *p = (piece *)at;
         next = sim_ranges_after(&object->pieces, at->end);
@@ -342,6 +359,22 @@ void sim_history_leave(memory_object *object, const char *call, uint64_t address
             work *w = i == p->reader_count ? p->writer : p->readers[i];
             if (w != NULL && touches(w, address, size)) {
                 take_from(w, call, address, size);
+            }
+        }
+    }
+}
+
+/* Words in memory that is not a mapping of its own. */
+static void leave_words(const char *call, uint64_t address, uint64_t size)
+{
+    for (uint32_t i = 0; i < sim.slots; i++) {
+        for (work *w = sim.streams[i]->head, *next; w != NULL; w = next) {
+            next = w->next;
+            if (w->kind != ENTRY_WORK && touches(w, address, size)) {
+                w->refs++;
+                take_from(w, call, address, size);
+                next = w->next;
+                sim_work_unref(w);
             }
         }
     }

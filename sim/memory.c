@@ -463,6 +463,7 @@ void sim_memory_reset(void)
         sim_free((allocation *)sim.allocations.root);
     }
     sim_pools_reset();
+    sim_leaving_reset();
     for (uint32_t i = 0; i < sim.handle_ids.capacity; i++) {
         frame_handle *h = sim.handle_ids.objects[i];
         if (h != NULL) {

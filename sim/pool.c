@@ -173,6 +173,8 @@ static void merge_with_next(pool_block *b)
     free(n);
 }
 
+static void end_if_over(pool *p);
+
 void sim_pool_take_back(pool_block *b, mark *freed)
 {
     pool *p = b->chunk->pool;
@@ -183,12 +185,7 @@ void sim_pool_take_back(pool_block *b, mark *freed)
     if (b->previous != NULL) {
         merge_with_next(b->previous);
     }
-    if (p->dead && p->used == 0) {
-        while (p->chunks != NULL) {
-            drop_chunk(p->chunks);
-        }
-        forget_pool(p);
-    }
+    end_if_over(p);
 }
 
 /* ---- giving back to the card ------------------------------------------------------------------ */
@@ -232,13 +229,28 @@ void sim_pool_trim(pool *p, uint64_t keep)
     }
 }
 
+/* A destroyed pool ends when nothing of it is in use and its frees are over. */
+static void end_if_over(pool *p)
+{
+    if (p->dead && p->used == 0) {
+        sim_pool_trim(p, 0);
+        if (p->chunks == NULL) {
+            forget_pool(p);
+        }
+    }
+}
+
 void sim_pools_release(void)
 {
-    for (pool *p = pools; p != NULL; p = p->next) {
-        if (p->reserved > p->threshold) {
+    for (pool *p = pools, *next; p != NULL; p = next) {
+        next = p->next;
+        if (p->dead) {
+            end_if_over(p);
+        } else if (p->reserved > p->threshold) {
             sim_pool_trim(p, p->threshold);
         }
     }
+    sim_leaving_release();
 }
 
 /* ---- allocation ------------------------------------------------------------------------------- */
@@ -353,7 +365,17 @@ CUresult sim_pool_alloc(pool *p, uint64_t bytes, stream *s, CUdeviceptr *address
     a->block = b;
     a->node.start = b->start;
     a->node.end = b->start + bytes;
+    a->graphs = s->capture != NULL;
     sim_ranges_insert(&sim.allocations, &a->node);
+    if (a->graphs) {
+        code = sim_touch("cuMemAllocAsync", s, b->start, bytes, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+    } else {
+        code = CUDA_SUCCESS;
+    }
+    if (code != CUDA_SUCCESS) {
+        sim_free(a);
+        return code;
+    }
     *address = b->start;
     return CUDA_SUCCESS;
 }
@@ -363,7 +385,11 @@ CUresult sim_pool_alloc(pool *p, uint64_t bytes, stream *s, CUdeviceptr *address
 CUresult sim_pool_free(allocation *a, stream *s)
 {
     pool_block *b = a->block;
-    CUresult code = sim_touch("cuMemFreeAsync", s, a->node.start, a->node.end - a->node.start);
+    if (s->capture != NULL && !a->graphs) {
+        return CUDA_ERROR_INVALID_VALUE; /* a graph frees what it allocated, and nothing else */
+    }
+    CUresult code = sim_touch("cuMemFreeAsync", s, a->node.start, a->node.end - a->node.start,
+                              CU_GRAPH_NODE_TYPE_MEM_FREE);
     if (code != CUDA_SUCCESS) {
         return code;
     }
@@ -391,12 +417,7 @@ void sim_pool_destroy(pool *p)
         sim.current_pools[i] = sim.current_pools[i] == p ? NULL : sim.current_pools[i];
     }
     p->dead = true;
-    if (p->used == 0) { /* else with its last allocation */
-        while (p->chunks != NULL) {
-            drop_chunk(p->chunks);
-        }
-        forget_pool(p);
-    }
+    end_if_over(p); /* else with its last allocation, or its last free */
 }
 
 /* Its allocations have been freed, and its work is over. The pools themselves stay. */

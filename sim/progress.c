@@ -65,6 +65,9 @@ void sim_mark_refresh(mark *m)
 {
     if (m->foreign && m->pending > 0) {
         const shared_event *e = &sim.run->events[m->shared];
+        if (__atomic_load_n(&e->settled, __ATOMIC_ACQUIRE) < m->shared_record) {
+            sim_shared_event_look(m->shared);
+        }
         if (__atomic_load_n(&e->settled, __ATOMIC_ACQUIRE) >= m->shared_record) {
             m->end = e->end;
             m->pending = 0;
@@ -230,13 +233,28 @@ void sim_observe(const vclock *order)
     }
 }
 
+/* Does the one wait for the other, one of them being the legacy default stream? */
+static bool joined(const stream *s, const stream *other)
+{
+    return other->device == s->device && !s->non_blocking && !other->non_blocking &&
+           (s->is_default || other->is_default);
+}
+
 bool sim_stream_idle(stream *s)
 {
     sim_settle();
-    if (s->to_settle != NULL || s->end > sim_now()) {
-        return false;
+    for (uint32_t i = 0; i < sim.slots; i++) {
+        const stream *other = sim.streams[i];
+        if ((other == s || joined(s, other)) &&
+            (other->to_settle != NULL || other->end > sim_now())) {
+            return false;
+        }
     }
-    sim_observe(&s->order);
+    for (uint32_t i = 0; i < sim.slots; i++) {
+        if (sim.streams[i] == s || joined(s, sim.streams[i])) {
+            sim_observe(&sim.streams[i]->order);
+        }
+    }
     return true;
 }
 

@@ -20,7 +20,7 @@
 
 #include "sim.h"
 
-#define RUN_MAGIC 0x3145444954424245ull /* changes whenever struct run does */
+#define RUN_MAGIC 0x3245444954424245ull /* changes whenever struct run does */
 
 static uint64_t monotonic(void)
 {
@@ -144,6 +144,10 @@ static void bury(int process)
         if (e->owner == sim.run->processes[process].pid) {
             e->users -= e->users > 0;
             e->owner = -1; /* nobody's; others may still hold it, and must not wait for ever */
+            __atomic_store_n(&e->settled, e->recorded, __ATOMIC_RELEASE);
+        }
+        if (e->recorder == process + 1) { /* its work is gone with it, and so counts as over */
+            e->recorder = 0;
             __atomic_store_n(&e->settled, e->recorded, __ATOMIC_RELEASE);
         }
     }
@@ -371,7 +375,29 @@ void sim_shared_event_release(int index)
 
 uint64_t sim_shared_event_record(int index)
 {
-    return __atomic_add_fetch(&sim.run->events[index].recorded, 1, __ATOMIC_ACQ_REL);
+    sim_run_lock();
+    shared_event *e = &sim.run->events[index];
+    e->recorder = sim.process + 1;
+    uint64_t number = __atomic_add_fetch(&e->recorded, 1, __ATOMIC_ACQ_REL);
+    sim_run_unlock();
+    return number;
+}
+
+/* Whoever waits for it asks again and again, and looking at a process costs a file: now and then. */
+void sim_shared_event_look(int index)
+{
+    static uint64_t last; /* under sim.mutex */
+    uint64_t now = monotonic();
+    if (now - last < 1000000) {
+        return;
+    }
+    last = now;
+    sim_run_lock();
+    int recorder = sim.run->events[index].recorder - 1;
+    if (recorder >= 0 && recorder != sim.process && is_dead(recorder)) {
+        bury(recorder);
+    }
+    sim_run_unlock();
 }
 
 uint64_t sim_shared_event_recorded(int index)

@@ -77,6 +77,7 @@ typedef struct shared_event {
     uint64_t recorded; /* how often it was recorded */
     uint64_t settled;  /* the last record whose end is known */
     uint64_t end;      /* its end */
+    int recorder;      /* process that recorded it last, by its index + 1; 0: nobody alive */
 } shared_event;
 
 typedef struct run {
@@ -115,6 +116,7 @@ bool sim_shared_event_hold(int index);                           /* false: no su
 void sim_shared_event_release(int index);
 uint64_t sim_shared_event_record(int index); /* the number of the new record */
 uint64_t sim_shared_event_recorded(int index);
+void sim_shared_event_look(int index); /* is whoever recorded it still alive? */
 
 /* ---- history.c: who touched what -------------------------------------------------------------*/
 
@@ -189,6 +191,7 @@ typedef struct allocation {
     range node; /* first; what was asked for, to the byte */
     mapping *chunk;
     pool_block *block; /* of a pool, or NULL */
+    bool graphs;       /* allocated in a capture */
     uint32_t opened;   /* another process's memory, opened this often; 0: our own */
 } allocation;
 
@@ -240,6 +243,9 @@ uint64_t sim_inode_of(int fd); /* 0: none */
 void sim_memory_reset(void);
 void sim_wait_for_everything(int device); /* driver_memory.c; drops the lock meanwhile */
 
+typedef struct mark mark;
+typedef struct stream stream;
+
 /* ---- alloc.c, pool.c -------------------------------------------------------------------------- */
 
 mapping *sim_chunk_new(int device, uint64_t size, CUresult *code); /* NULL: *code says why */
@@ -247,10 +253,10 @@ void sim_chunk_free(mapping *m);
 CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address);
 void sim_allocation_leave(const allocation *a, const char *call);
 void sim_free(allocation *a);
+CUresult sim_free_later(allocation *a, stream *s); /* of cuMemAlloc, in the stream's order */
+void sim_leaving_release(void);                    /* what was freed so, as far as it is over */
+void sim_leaving_reset(void);
 void sim_memory_context_gone(int device);
-
-typedef struct mark mark;
-typedef struct stream stream;
 
 pool *sim_pool_new(int device); /* NULL: no host memory */
 pool *sim_pool_of(int device);  /* its default pool */
@@ -332,8 +338,10 @@ struct work {
     uint64_t to, from, bytes; /* EFFECT_COPY, EFFECT_SET*; ENTRY_WAIT_VALUE: from */
     void *snapshot;           /* EFFECT_COPY from memory that was not pinned */
     bool snapshot_wanted, source_pinned;
+    bool between_devices; /* a copy that names other devices than the stream's */
     uint32_t value;
     unsigned value_test; /* ENTRY_WAIT_VALUE: CU_STREAM_WAIT_VALUE_* */
+    int node_type;       /* CU_GRAPH_NODE_TYPE_*, where the rest does not tell; else 0 */
     void (*function)(void *);
     void *data;
     void (*release)(void *); /* of a captured work's data */
@@ -402,8 +410,8 @@ void sim_queue(stream *s, work *w); /* takes the reference */
 void sim_catch_up(stream *s);
 bool sim_observed(const work *w);
 
-mark *sim_mark_stream(stream *s, int shared); /* shared: index of a travelling event, or -1 */
-mark *sim_mark_context(int device);
+mark *sim_mark_stream(stream *s, int shared);   /* shared: index of a travelling event, or -1 */
+mark *sim_mark_context(int device, int shared); /* as sim_mark_stream */
 void sim_mark_ref(mark *m);
 void sim_mark_unref(mark *m);
 bool sim_mark_reached(mark *m); /* in modelled time */
@@ -431,7 +439,7 @@ CUresult sim_copy(const char *call, stream *s, uint64_t to, int to_device, uint6
                   int from_device, uint64_t bytes);
 CUresult sim_set(const char *call, stream *s, uint64_t to, uint32_t value, uint64_t count,
                  unsigned width);
-CUresult sim_touch(const char *call, stream *s, uint64_t address, uint64_t bytes);
+CUresult sim_touch(const char *call, stream *s, uint64_t address, uint64_t bytes, int node_type);
 void sim_effect(work *w);
 void sim_source_remember(work *w);
 void sim_source_check(work *w);

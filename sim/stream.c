@@ -316,10 +316,20 @@ mark *sim_mark_stream(stream *s, int shared)
     return m;
 }
 
-mark *sim_mark_context(int device)
+mark *sim_mark_context(int device, int shared)
 {
     mark *m = mark_new();
-    m->pending = 1; /* not reached before every stream has it */
+    m->pending = 1;    /* not reached before every stream has it */
+    if (shared >= 0) { /* as for one stream */
+        m->shared = shared;
+        m->shared_record = sim_shared_event_record(shared);
+        for (uint32_t i = 0; i < sim.slots; i++) {
+            if (sim.streams[i]->device == device) {
+                sim_wait_run(i, sim.streams[i]->sequence);
+            }
+        }
+        sim_helper_start();
+    }
     for (uint32_t i = 0; i < sim.slots; i++) {
         stream *s = sim.streams[i];
         if (s->device == device && s->sequence > sim_vclock_get(&sim.host, s->slot)) {

@@ -353,6 +353,7 @@ void ebbsim_reset(void)
     sim.driver_version = 13000;
     memset(sim_thread(), 0, sizeof(thread_state));
     pthread_mutex_unlock(&sim.mutex);
+    plan_from_environment(); /* as in a process that begins */
 }
 
 void ebbsim_census_take(ebbsim_census *census)

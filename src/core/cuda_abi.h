@@ -37,6 +37,7 @@ typedef void (*CUhostFn)(void *data);
     X(CUDA_ERROR_UNMAP_FAILED, 206)                                                                \
     X(CUDA_ERROR_ALREADY_MAPPED, 208)                                                              \
     X(CUDA_ERROR_NOT_MAPPED, 211)                                                                  \
+    X(CUDA_ERROR_UNSUPPORTED_LIMIT, 215)                                                           \
     X(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, 217)                                                     \
     X(CUDA_ERROR_OPERATING_SYSTEM, 304)                                                            \
     X(CUDA_ERROR_INVALID_HANDLE, 400)                                                              \

@@ -178,6 +178,96 @@ static void a_context_event_is_destroyed_while_pending(void)
     EXPECT(OK, cu.cuCtxSynchronize());
 }
 
+static void seer(int socket)
+{
+    open_driver();
+    open_context();
+    CUipcEventHandle handle;
+    CUevent event = NULL;
+    receive_bytes(socket, &handle, sizeof handle);
+    EXPECT(OK, cu.cuIpcOpenEventHandle(&event, handle));
+    EXPECT(NOT_READY, cu.cuEventQuery(event));
+    send_turn(socket);
+    EXPECT(OK, cu.cuEventSynchronize(event));
+}
+
+static void a_context_event_is_seen_from_another_process(void)
+{
+    partner other = partner_start(seer);
+    open_driver();
+    open_context();
+    need_context_events();
+    CUipcEventHandle handle;
+    CUevent event = NULL;
+    REQUIRE(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS));
+    REQUIRE(cu.cuIpcGetEventHandle(&handle, event));
+    gate busy = gate_make();
+    CUstream stream = make_stream();
+    gate_hold(&busy, stream);
+    EXPECT(OK, cu.cuCtxRecordEvent(context, event));
+    EXPECT(NOT_READY, cu.cuEventQuery(event));
+    send_bytes(other.socket, &handle, sizeof handle);
+    receive_turn(other.socket);
+    pass_milliseconds(50);
+    gate_open(&busy);
+    EXPECT(OK, cu.cuEventSynchronize(event));
+    partner_end(&other);
+}
+
+/* While any stream of the context captures, and in whatever mode. */
+static void a_context_event_kills_captures(void)
+{
+    need_context_events();
+    static const CUstreamCaptureMode modes[] = {CU_STREAM_CAPTURE_MODE_GLOBAL,
+                                                CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+                                                CU_STREAM_CAPTURE_MODE_RELAXED};
+    CUevent event = make_event();
+    for (int i = 0; i < 3; i++) {
+        CUstream stream = make_stream();
+        CUgraph graph = NULL;
+        REQUIRE(cu.cuStreamBeginCapture(stream, modes[i]));
+        EXPECT(CAPTURE_UNSUPPORTED, cu.cuCtxRecordEvent(context, event));
+        EXPECT(CAPTURE_INVALIDATED, cu.cuStreamEndCapture(stream, &graph));
+        EXPECT(OK, cu.cuCtxRecordEvent(context, event));
+        EXPECT(OK, cu.cuEventSynchronize(event));
+    }
+}
+
+/* The event keeps what it stood for when recording it anew fails. */
+static void a_context_event_that_fails_changes_nothing(void)
+{
+    need_context_events();
+    gate busy = gate_make();
+    CUstream stream = make_stream(), other = make_stream();
+    CUevent event = make_event();
+    CUgraph graph = NULL;
+    gate_hold(&busy, stream);
+    EXPECT(OK, cu.cuCtxRecordEvent(context, event));
+    REQUIRE(cu.cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_RELAXED));
+    EXPECT(CAPTURE_UNSUPPORTED, cu.cuCtxRecordEvent(context, event));
+    EXPECT(CAPTURE_INVALIDATED, cu.cuStreamEndCapture(other, &graph));
+    EXPECT(NOT_READY, cu.cuEventQuery(event));
+    EXPECT_WAITS(&busy, OK, cu.cuEventSynchronize(event));
+}
+
+/* It covers what host functions and words hold up, and per-thread streams. */
+static void a_context_event_covers_every_kind_of_work(void)
+{
+    need_context_events();
+    gate busy = gate_make();
+    CUstream stream = make_blocking_stream();
+    CUevent event = make_event();
+    host_gate held;
+    host_gate_hold(&held, stream);
+    gate_hold(&busy, CU_STREAM_PER_THREAD);
+    EXPECT(OK, cu.cuCtxRecordEvent(context, event));
+    EXPECT(NOT_READY, cu.cuEventQuery(event));
+    host_gate_open(&held);
+    EXPECT(OK, cu.cuStreamSynchronize(stream));
+    EXPECT(NOT_READY, cu.cuEventQuery(event));
+    EXPECT_WAITS(&busy, OK, cu.cuEventSynchronize(event));
+}
+
 const suite_case context_event_cases[] = {
     CASE(a_context_event_covers_non_blocking_streams),
     CASE(a_context_event_covers_the_default_stream),
@@ -191,5 +281,9 @@ const suite_case context_event_cases[] = {
     CASE(a_context_event_needs_no_current_context),
     CASE(a_context_event_is_recorded_as_any_other_afterwards),
     CASE(a_context_event_is_destroyed_while_pending),
+    CASE_FROM(a_context_event_is_seen_from_another_process, WITHOUT_DRIVER),
+    CASE(a_context_event_kills_captures),
+    CASE(a_context_event_that_fails_changes_nothing),
+    CASE(a_context_event_covers_every_kind_of_work),
     CASE_END,
 };

@@ -1,6 +1,10 @@
 /*
  * Events between processes.
  */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <sys/wait.h>
+
 #include "suite.h"
 
 static CUevent make_shared(CUipcEventHandle *handle)
@@ -199,6 +203,59 @@ static void the_handle_of_a_process_that_is_gone_still_opens(void)
     EXPECT(OK, cu.cuIpcOpenEventHandle(&event, handle));
 }
 
+/* Records behind work that is not done yet, and leaves, which lets the work go on, or dies. */
+static void passing_recorder(int socket)
+{
+    open_driver();
+    open_context();
+    CUipcEventHandle handle;
+    CUevent event = NULL;
+    gate busy = gate_make();
+    CUstream stream = make_stream();
+    receive_bytes(socket, &handle, sizeof handle);
+    EXPECT(OK, cu.cuIpcOpenEventHandle(&event, handle));
+    gate_hold(&busy, stream);
+    EXPECT(OK, cu.cuEventRecord(event, stream));
+    send_turn(socket);
+    receive_turn(socket);
+}
+
+static void a_record_of_a_process_that_has_left_is_over(void)
+{
+    partner other = partner_start(passing_recorder);
+    open_driver();
+    open_context();
+    CUipcEventHandle handle;
+    CUevent event = make_shared(&handle);
+    send_bytes(other.socket, &handle, sizeof handle);
+    receive_turn(other.socket);
+    EXPECT(NOT_READY, cu.cuEventQuery(event));
+    send_turn(other.socket);
+    partner_end(&other);
+    pass_milliseconds(200);
+    EXPECT(OK, cu.cuEventQuery(event));
+}
+
+/* Asked, not waited for: nobody may hang if it is not. */
+static void a_record_of_a_process_that_was_killed_is_over(void)
+{
+    partner other = partner_start(passing_recorder);
+    open_driver();
+    open_context();
+    CUipcEventHandle handle;
+    CUevent event = make_shared(&handle);
+    send_bytes(other.socket, &handle, sizeof handle);
+    receive_turn(other.socket);
+    EXPECT(NOT_READY, cu.cuEventQuery(event));
+    CHECK(kill(other.pid, SIGKILL) == 0 && waitpid(other.pid, NULL, 0) == other.pid);
+    int code = NOT_READY;
+    for (int i = 0; i < 20 && code == NOT_READY; i++) {
+        pass_milliseconds(100);
+        code = (int)cu.cuEventQuery(event);
+    }
+    EXPECT(OK, code);
+}
+
 const suite_case ipc_event_cases[] = {
     CASE(a_shared_event_has_no_timing),
     CASE(only_a_shared_event_has_a_handle),
@@ -208,5 +265,7 @@ const suite_case ipc_event_cases[] = {
     CASE_FROM(an_opened_event_outlives_its_maker, WITHOUT_DRIVER),
     CASE_FROM(the_handle_of_a_destroyed_event_still_opens, WITHOUT_DRIVER),
     CASE_FROM(the_handle_of_a_process_that_is_gone_still_opens, WITHOUT_DRIVER),
+    CASE_FROM(a_record_of_a_process_that_has_left_is_over, WITHOUT_DRIVER),
+    CASE_FROM(a_record_of_a_process_that_was_killed_is_over, WITHOUT_DRIVER),
     CASE_END,
 };

@@ -46,8 +46,19 @@ static const struct topic {
     {"capture", capture_cases},
     {"capture_event", capture_event_cases},
     {"matrix", matrix_cases},
+    {"pool", pool_cases},
+    {"pool_misuse", pool_misuse_cases},
+    {"address", address_cases},
+    {"ipc_memory", ipc_memory_cases},
+    {"peer", peer_cases},
+    {"copy_now", copy_now_cases},
+    {"rectangle", rectangle_cases},
+    {"about", about_cases},
+    {"capture_info", capture_info_cases},
+    {"graph", graph_cases},
     {"thread", thread_cases},
     {"strict", strict_cases},
+    {"strict_more", strict_more_cases},
 };
 
 enum { CASES_MOST = 1024 };

@@ -8,9 +8,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "more.h"
 #include "runner.h"
 
 ebb__driver cu;
+more_functions more;
 CUcontext context;
 unsigned suite_failed;
 get_proc_address suite_get_proc_address;
@@ -26,6 +28,23 @@ void suite_begin(const char *name, bool learn)
 
 /* ---- starting ------------------------------------------------------------------------------- */
 
+static void load_more(void)
+{
+    get_proc_address find = NULL;
+    void *found = dlsym(cu.library, "cuGetProcAddress_v2");
+    if (!found) {
+        return;
+    }
+    memcpy(&find, &found, sizeof found);
+    CUdriverProcAddressQueryResult status;
+#define LOAD_MORE(member, name, since, parameters)                                                 \
+    if (cu.version >= (since) && find(name, &found, since, 0, &status) == CUDA_SUCCESS) {          \
+        memcpy(&more.member, &found, sizeof found);                                                \
+    }
+    MORE_FUNCTIONS(LOAD_MORE)
+#undef LOAD_MORE
+}
+
 void open_driver(void)
 {
     char detail[256] = "";
@@ -33,6 +52,14 @@ void open_driver(void)
     if (status != EBB_OK) {
         SKIP(detail);
     }
+    load_more();
+}
+
+int device_count(void)
+{
+    int count = 0;
+    REQUIRE(cu.cuDeviceGetCount(&count));
+    return count;
 }
 
 void open_context(void)

@@ -28,6 +28,10 @@ enum {
     NOT_INITIALIZED = CUDA_ERROR_NOT_INITIALIZED,
     INVALID_DEVICE = CUDA_ERROR_INVALID_DEVICE,
     INVALID_CONTEXT = CUDA_ERROR_INVALID_CONTEXT,
+    UNSUPPORTED_LIMIT = CUDA_ERROR_UNSUPPORTED_LIMIT,
+    PEER_UNSUPPORTED = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+    PEER_ENABLED = CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+    PEER_NOT_ENABLED = CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,
     MAPPING_FAILED = CUDA_ERROR_MAP_FAILED,
     INVALID_HANDLE = CUDA_ERROR_INVALID_HANDLE,
     ILLEGAL_STATE = CUDA_ERROR_ILLEGAL_STATE,
@@ -98,8 +102,10 @@ typedef struct suite_case {
 extern const suite_case table_cases[], device_cases[], context_cases[], reserve_cases[],
     create_cases[], map_cases[], access_cases[], unmap_cases[], share_cases[], ipc_event_cases[],
     alloc_cases[], host_cases[], pointer_cases[], copy_cases[], stream_cases[], event_cases[],
-    context_event_cases[], capture_cases[], capture_event_cases[], matrix_cases[], thread_cases[],
-    strict_cases[];
+    context_event_cases[], capture_cases[], capture_event_cases[], matrix_cases[], pool_cases[],
+    pool_misuse_cases[], address_cases[], ipc_memory_cases[], peer_cases[], copy_now_cases[],
+    rectangle_cases[], about_cases[], capture_info_cases[], graph_cases[], thread_cases[],
+    strict_cases[], strict_more_cases[];
 
 extern ebb__driver cu;        /* the driver under test */
 extern CUcontext context;     /* device 0's primary context, in cases that start WITH_CONTEXT */

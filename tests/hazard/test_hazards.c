@@ -130,6 +130,58 @@ static void fence_on_the_wrong_stream(scene *s)
     expect(s, EBBSIM_HAZARD_UNMAP, call, "cuMemUnmap");
 }
 
+/* One event of the whole context stands for both streams; an event of one of them does not. */
+static void fence_of_one_stream_where_the_contexts_is_needed(scene *s)
+{
+    size_t half = s->bytes / 2;
+    const char *call = "kernel";
+    kit_kernel("other", s->b, s->page + s->offset, half, EBBSIM_READ);
+    kit_kernel(call, s->a, s->page + s->offset + half, half, EBBSIM_WRITE);
+    noise(s, s->b);
+    CUevent fence = NULL;
+    OK(s->k.driver.cuEventCreate(&fence, CU_EVENT_DISABLE_TIMING));
+    OK(s->wrong ? s->k.driver.cuEventRecord(fence, s->b)
+                : s->k.driver.cuCtxRecordEvent(s->k.context[0], fence));
+    OK(s->k.driver.cuEventSynchronize(fence));
+    OK(s->k.driver.cuMemUnmap(s->page, PAGE));
+    expect(s, EBBSIM_HAZARD_UNMAP, call, "cuMemUnmap");
+    OK(s->k.driver.cuEventDestroy(fence));
+}
+
+/* What is queued after the context's event is not covered by it. */
+static void work_behind_the_contexts_event(scene *s)
+{
+    CUevent fence = NULL;
+    OK(s->k.driver.cuEventCreate(&fence, CU_EVENT_DISABLE_TIMING));
+    if (s->wrong) {
+        OK(s->k.driver.cuCtxRecordEvent(s->k.context[0], fence));
+    }
+    const char *call = touch(s, s->a, s->page + s->offset, below(&s->d, 2));
+    if (!s->wrong) {
+        OK(s->k.driver.cuCtxRecordEvent(s->k.context[0], fence));
+    }
+    OK(s->k.driver.cuEventSynchronize(fence));
+    OK(s->k.driver.cuMemUnmap(s->page, PAGE));
+    expect(s, EBBSIM_HAZARD_UNMAP, call, "cuMemUnmap");
+    OK(s->k.driver.cuEventDestroy(fence));
+}
+
+/* A stream waits for a word, or is to write one, in memory that is taken away. */
+static void word_taken_away_before_its_turn(scene *s)
+{
+    bool write = below(&s->d, 2) == 0;
+    CUdeviceptr word = s->page + s->offset / 4 * 4;
+    const char *call = write ? "cuStreamWriteValue32" : "cuStreamWaitValue32";
+    noise(s, s->a);
+    OK(write ? s->k.driver.cuStreamWriteValue32(s->a, word, 1, 0)
+             : s->k.driver.cuStreamWaitValue32(s->a, word, 0, CU_STREAM_WAIT_VALUE_GEQ));
+    if (!s->wrong) {
+        wait_for(s, s->a);
+    }
+    OK(s->k.driver.cuMemUnmap(s->page, PAGE));
+    expect(s, EBBSIM_HAZARD_UNMAP, call, "cuMemUnmap");
+}
+
 /* The kernel that uses the memory runs at once, as PyTorch's operators do, and sees what is there. */
 static void use_not_ordered_after_the_copy_that_fills(scene *s)
 {
@@ -288,6 +340,9 @@ int main(int argc, char **argv)
 #define SCENARIO(name) {#name, name}
         SCENARIO(unmap_while_work_touches_the_page),
         SCENARIO(fence_on_the_wrong_stream),
+        SCENARIO(fence_of_one_stream_where_the_contexts_is_needed),
+        SCENARIO(work_behind_the_contexts_event),
+        SCENARIO(word_taken_away_before_its_turn),
         SCENARIO(use_not_ordered_after_the_copy_that_fills),
         SCENARIO(staging_buffer_refilled_before_its_copy_ran),
         SCENARIO(copy_out_not_ordered_after_the_last_write),

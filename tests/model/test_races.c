@@ -86,7 +86,7 @@ static unsigned long works_queued, races_found, unmaps_found;
 
 /* Something is queued on a stream: behind the stream's last, behind what the host knows, and by the
    rules of the legacy default stream. */
-static unsigned queue_node(program *p, lane *l)
+static unsigned node_behind(program *p, const lane *l)
 {
     unsigned n = order_node(&p->order);
     order_after(&p->order, n, l->tail);
@@ -98,8 +98,13 @@ static unsigned queue_node(program *p, lane *l)
             order_after(&p->order, n, other->tail);
         }
     }
-    l->tail = n;
     return n;
+}
+
+static unsigned queue_node(program *p, lane *l)
+{
+    l->tail = node_behind(p, l);
+    return l->tail;
 }
 
 static void host_learns(program *p, unsigned of)
@@ -324,7 +329,7 @@ static void step_query_stream(program *p, lane *l)
     CUresult code = p->k.driver.cuStreamQuery(l->handle);
     CHECK(code == CUDA_SUCCESS || code == CUDA_ERROR_NOT_READY);
     if (code == CUDA_SUCCESS) {
-        host_learns(p, l->tail);
+        host_learns(p, node_behind(p, l));
     }
 }
 

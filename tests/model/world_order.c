@@ -183,9 +183,11 @@ static bool query_stream(world *w, lane *l)
 {
     world_current(w, l->device);
     CUresult code = w->k.driver.cuStreamQuery(l->handle);
+    uint64_t knows[LANES];
+    would_know(w, l, knows);
     if (code == CUDA_SUCCESS) {
-        world_host_learns(w, l->knows);
-    } else if (code != CUDA_ERROR_NOT_READY || all_known(l->knows, w->host)) {
+        world_host_learns(w, knows);
+    } else if (code != CUDA_ERROR_NOT_READY || all_known(knows, w->host)) {
         WORLD_FAIL(w, "cuStreamQuery gave %d", (int)code);
     }
     return code == CUDA_SUCCESS;

@@ -63,18 +63,19 @@ long long actor_drop(actor *a)
     return 0;
 }
 
-static long long make_event(actor *a)
-{
-    OK(a->k.driver.cuEventCreate(&a->event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING));
-    OK(a->k.driver.cuIpcGetEventHandle(&a->ticket, a->event));
-    return 0;
-}
-
 static void hex(char *text, const CUipcEventHandle *ticket)
 {
     for (size_t i = 0; i < sizeof *ticket; i++) {
         sprintf(text + 2 * i, "%02x", (unsigned char)ticket->reserved[i]);
     }
+}
+
+long long actor_event(actor *a, char *text)
+{
+    OK(a->k.driver.cuEventCreate(&a->event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING));
+    OK(a->k.driver.cuIpcGetEventHandle(&a->ticket, a->event));
+    hex(text, &a->ticket);
+    return 0;
 }
 
 long long actor_open_event(actor *a, const char *text)
@@ -144,7 +145,7 @@ static long long act_on_memory(actor *a, const char *verb, long long number, con
     return result;
 }
 
-static long long act_on_time(actor *a, const char *verb, long long number)
+static long long act_on_time(actor *a, const char *verb, long long number, char *text)
 {
     long long result = -1;
     if (strcmp(verb, "now") == 0) {
@@ -153,7 +154,9 @@ static long long act_on_time(actor *a, const char *verb, long long number)
         ebbsim_pass((uint64_t)number);
         result = 0;
     } else if (strcmp(verb, "event") == 0) {
-        result = make_event(a);
+        result = actor_event(a, text);
+    } else if (strcmp(verb, "open") == 0) {
+        result = actor_open_event(a, text);
     } else if (strcmp(verb, "kernel") == 0) {
         result = actor_kernel(a, (uint64_t)number);
     } else if (strcmp(verb, "hold") == 0) {
@@ -188,10 +191,9 @@ int actor_obey(void)
         verb[0] = text[0] = '\0';
         sscanf(line, "%31s %lld %255s", verb, &number, text);
         long long result = act_on_memory(&a, verb, number, text);
-        result = result == -1 ? act_on_time(&a, verb, number) : result;
+        result = result == -1 ? act_on_time(&a, verb, number, text) : result;
         printf("%lld", result);
         if (strcmp(verb, "event") == 0) {
-            hex(text, &a.ticket);
             printf(" %s", text);
         }
         putchar('\n');

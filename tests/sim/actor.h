@@ -32,6 +32,8 @@ long long actor_export(actor *a, int value);
 long long actor_import(actor *a, pid_t pid, int fd);
 long long actor_drop(actor *a);
 
+/* An event that travels; its ticket in words, of 129 characters. */
+long long actor_event(actor *a, char *ticket);
 long long actor_open_event(actor *a, const char *ticket);
 long long actor_kernel(actor *a, uint64_t nanoseconds);
 

@@ -474,11 +474,32 @@ static void calls_are_counted(void)
     CHECK_EQ(ebbsim_calls(NULL), 0);
 }
 
+/* Words for codes are calls like any other. */
+static void words_for_codes_can_fail(void)
+{
+    scene s;
+    start(&s);
+    const char *text = "before";
+    OK(ebbsim_fail("cuGetErrorName", 1, 999));
+    CHECK_EQ(s.cu.cuGetErrorName(CUDA_SUCCESS, &text), 999);
+    CHECK(text == NULL);
+    OK(ebbsim_fail("cuGetErrorString", 1, 999));
+    CHECK_EQ(s.cu.cuGetErrorString(CUDA_SUCCESS, &text), 999);
+    CHECK(text == NULL);
+    OK(s.cu.cuGetErrorName(CUDA_ERROR_NOT_READY, &text));
+    CHECK_STR(text, "CUDA_ERROR_NOT_READY");
+    OK(s.cu.cuGetErrorString(CUDA_ERROR_NOT_READY, &text));
+    CHECK_EQ(ebbsim_failures(), 2);
+}
+
 /* ---- from the environment ------------------------------------------------------------------------ */
 
 /* The second cuMemCreate and the first cuStreamCreate of this process are to fail. */
-static int in_an_environment_with_failures(void)
+static int in_an_environment_with_failures(bool again)
 {
+    if (again) {
+        ebbsim_reset(); /* a process that begins anew has its environment still */
+    }
     ebb__driver cu;
     char why[256];
     CUcontext context;
@@ -504,6 +525,8 @@ static void failures_come_from_the_environment(void)
     const char *good[] = {"EBBTIDE_SIM_FAIL=cuMemCreate:2:2,cuStreamCreate:1:999", NULL};
     CHECK_EQ(self_run("child", good, text, sizeof text), 0);
     CHECK_STR(text, "0 0 0 2 999, 2 failures\n");
+    CHECK_EQ(self_run("again", good, text, sizeof text), 0);
+    CHECK_STR(text, "0 0 0 2 999, 2 failures\n");
     const char *bad[] = {"EBBTIDE_SIM_FAIL=cuMemCreate:2:2,cuNoSuchThing:1:2,cuInit", NULL};
     CHECK_EQ(self_run("child", bad, text, sizeof text), 0);
     CHECK_HAS(text, "EBBTIDE_SIM_FAIL: cannot understand cuNoSuchThing:1:2");
@@ -513,9 +536,8 @@ static void failures_come_from_the_environment(void)
 
 int main(int argc, char **argv)
 {
-    (void)argv;
     if (argc > 1) {
-        return in_an_environment_with_failures();
+        return in_an_environment_with_failures(strcmp(argv[1], "again") == 0);
     }
     RUN(the_steps_cover_the_whole_table);
     RUN(every_function_can_fail_and_then_does_nothing);
@@ -524,6 +546,7 @@ int main(int argc, char **argv)
     RUN(several_failures_can_wait_at_once);
     RUN(what_has_not_happened_can_be_called_off);
     RUN(calls_are_counted);
+    RUN(words_for_codes_can_fail);
     RUN(failures_come_from_the_environment);
     ebbsim_reset();
     return REPORT();

@@ -323,10 +323,40 @@ static void an_event_of_a_dead_process_holds_nobody_up(void)
     CHECK_EQ(tell(&b, "record"), 0);
     CHECK_EQ(a.k.driver.cuEventQuery(a.event), CUDA_ERROR_NOT_READY);
     kill_it(&b);
-    actor_free_bytes(&a); /* whoever asks buries the dead */
-    OK(a.k.driver.cuEventSynchronize(a.event));
+    OK(a.k.driver.cuEventSynchronize(a.event)); /* whoever waits buries the dead */
     OK(a.k.driver.cuEventDestroy(a.event));
     CHECK(ebbsim_check() == NULL);
+}
+
+/* The importer records, and dies with the work in front of the record undone. */
+static void a_record_of_a_dead_importer_holds_nobody_up(void)
+{
+    for (int way = 0; way < 3; way++) {
+        actor a;
+        set(&a);
+        self b = start_actor();
+        char text[256];
+        CHECK_EQ(actor_event(&a, text), 0);
+        CHECK_EQ(tell(&b, "open 0 %s", text), 0);
+        CHECK_EQ(tell(&b, "hold"), 0);
+        CHECK_EQ(tell(&b, "record"), 0);
+        CHECK_EQ(a.k.driver.cuEventQuery(a.event), CUDA_ERROR_NOT_READY);
+        if (way == 1) { /* a stream is waiting already when it happens */
+            OK(a.k.driver.cuStreamWaitEvent(a.stream, a.event, 0));
+        }
+        kill_it(&b);
+        if (way == 1) {
+            OK(a.k.driver.cuStreamSynchronize(a.stream));
+        }
+        if (way == 2) {
+            ebbsim_pass(1000000);
+            usleep(5000);
+            OK(a.k.driver.cuEventQuery(a.event));
+        }
+        OK(a.k.driver.cuEventSynchronize(a.event));
+        OK(a.k.driver.cuEventDestroy(a.event));
+        CHECK(ebbsim_check() == NULL);
+    }
 }
 
 /* ---- beginnings ----------------------------------------------------------------------------------- */
@@ -434,6 +464,7 @@ int main(int argc, char **argv)
     RUN(whoever_opened_an_event_may_record_it);
     RUN(an_older_record_that_is_reached_later_takes_nothing_back);
     RUN(an_event_of_a_dead_process_holds_nobody_up);
+    RUN(a_record_of_a_dead_importer_holds_nobody_up);
     RUN(processes_that_begin_a_run_at_once_agree_on_it);
     RUN(a_file_that_is_no_run_is_said_not_to_be);
     RUN(a_driver_does_not_survive_a_fork_but_may_start_after_one);

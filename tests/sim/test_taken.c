@@ -183,8 +183,90 @@ static void a_word_that_is_waited_for_or_to_be_written(void)
     OK(s.k.driver.cuStreamWriteValue32(s.a, s.page + 64, 1, 0));
     CHECK_EQ(s.k.driver.cuStreamQuery(s.a), CUDA_ERROR_NOT_READY);
     OK(s.k.driver.cuMemUnmap(s.page, PAGE));
+    expect_hazard(EBBSIM_HAZARD_UNMAP, "cuMemUnmap");
+    CHECK_EQ(s.k.driver.cuStreamQuery(s.a), CUDA_ERROR_ILLEGAL_ADDRESS);
     __atomic_store_n((uint32_t *)(void *)s.pinned, 77, __ATOMIC_RELEASE);
     see_it_through(&s);
+}
+
+/* Freeing waits for the work of the memory's own device, not for another's. */
+static void a_word_another_device_waits_for(void)
+{
+    for (int way = 0; way < 2; way++) {
+        scene s;
+        set(&s);
+        CUdeviceptr memory = 0, word = (CUdeviceptr)(uintptr_t)s.pinned;
+        OK(s.k.driver.cuMemAlloc(&memory, PAGE));
+        word = way == 0 ? memory : word;
+        OK(s.k.driver.cuStreamWaitValue32(s.far, word, 77, CU_STREAM_WAIT_VALUE_EQ));
+        CHECK_EQ(s.k.driver.cuStreamQuery(s.far), CUDA_ERROR_NOT_READY);
+        OK(way == 0 ? s.k.driver.cuMemFree(memory) : s.k.driver.cuMemFreeHost(s.pinned));
+        expect_hazard(EBBSIM_HAZARD_UNMAP, way == 0 ? "cuMemFree" : "cuMemFreeHost");
+        see_it_through(&s);
+    }
+}
+
+static void a_word_a_device_has_no_access_to_is_refused(void)
+{
+    scene s;
+    set(&s);
+    CUdeviceptr page = kit_page(&s.k, 5); /* for device 0 alone */
+    CHECK_EQ(s.k.driver.cuStreamWaitValue32(s.far, page, 0, 0), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(s.k.driver.cuStreamWriteValue32(s.far, page, 0, 0), CUDA_ERROR_INVALID_VALUE);
+    CUmemAccessDesc read = {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READ};
+    OK(s.k.driver.cuMemSetAccess(page, PAGE, &read, 1));
+    OK(s.k.driver.cuStreamWaitValue32(s.far, page, 0, 0));
+    CHECK_EQ(s.k.driver.cuStreamWriteValue32(s.far, page, 0, 0), CUDA_ERROR_INVALID_VALUE);
+    OK(s.k.driver.cuStreamSynchronize(s.far));
+    CHECK_EQ(ebbsim_hazards(), 0);
+}
+
+/* Each kind of work of device 1 on a frame of device 0: without access, to read, to write. */
+static void work_of_a_device_without_access(void)
+{
+    scene s;
+    set(&s);
+    const ebb__driver *cu = &s.k.driver;
+    CUdeviceptr page = kit_page(&s.k, 5);
+    CHECK_EQ(cu->cuMemsetD8Async(page, 1, BYTES, s.far), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu->cuMemsetD32Async(page, 1, BYTES / 4, s.far), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu->cuMemcpyHtoDAsync(page, s.pinned, BYTES, s.far), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu->cuMemcpyDtoHAsync(s.pinned, page, BYTES, s.far), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu->cuMemcpyDtoDAsync(s.page, page, BYTES, s.far), CUDA_ERROR_INVALID_VALUE);
+    CUmemAccessDesc read = {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READ};
+    OK(cu->cuMemSetAccess(page, PAGE, &read, 1));
+    OK(cu->cuMemcpyDtoHAsync(s.pinned, page, BYTES, s.far));
+    kit_kernel("reader", s.far, page, BYTES, EBBSIM_READ);
+    OK(cu->cuStreamSynchronize(s.far));
+    CHECK_EQ(cu->cuMemsetD8Async(page, 1, BYTES, s.far), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(ebbsim_hazards(), 0);
+    kit_kernel("writer", s.far, page, BYTES, EBBSIM_WRITE);
+    expect_hazard(EBBSIM_HAZARD_ACCESS, "writer");
+    CHECK_EQ(cu->cuStreamSynchronize(s.far), CUDA_ERROR_ILLEGAL_ADDRESS);
+    OK(cu->cuStreamSynchronize(s.a)); /* the other device's context is well */
+}
+
+/* Access that a graph was captured with, and that is gone when it is launched. */
+static void a_graph_of_a_device_that_lost_access(void)
+{
+    scene s;
+    set(&s);
+    const ebb__driver *cu = &s.k.driver;
+    CUgraph graph = NULL;
+    CUgraphExec exec = NULL;
+    OK(cu->cuCtxSetCurrent(s.k.context[1]));
+    OK(cu->cuStreamBeginCapture(s.far, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    OK(cu->cuMemsetD8Async(s.page, 1, BYTES, s.far));
+    OK(cu->cuStreamEndCapture(s.far, &graph));
+    OK(cu->cuGraphInstantiateWithFlags(&exec, graph, 0));
+    OK(cu->cuGraphLaunch(exec, s.far));
+    OK(cu->cuStreamSynchronize(s.far));
+    CUmemAccessDesc none = {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+    OK(cu->cuMemSetAccess(s.page, PAGE, &none, 1));
+    CHECK_EQ(ebbsim_hazards(), 0);
+    OK(cu->cuGraphLaunch(exec, s.far));
+    expect_hazard(EBBSIM_HAZARD_ACCESS, "cuMemsetD8Async");
+    CHECK_EQ(cu->cuStreamSynchronize(s.far), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
 static void a_word_nobody_can_reach_is_refused(void)
@@ -232,7 +314,11 @@ int main(void)
     RUN(host_memory_another_device_copies_from);
     RUN(a_context_with_an_open_capture);
     RUN(a_word_that_is_waited_for_or_to_be_written);
+    RUN(a_word_another_device_waits_for);
     RUN(a_word_nobody_can_reach_is_refused);
+    RUN(a_word_a_device_has_no_access_to_is_refused);
+    RUN(work_of_a_device_without_access);
+    RUN(a_graph_of_a_device_that_lost_access);
     RUN(a_range_that_ends_behind_the_last_address_is_refused);
     ebbsim_reset();
     return REPORT();
