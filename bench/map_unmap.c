@@ -3,23 +3,11 @@
  *
  *   map_unmap [--json]     --json: one object a line, with bench, metric, value and unit
  */
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
+#include "bench.h"
 #include "driver.h"
 
 static ebb__driver driver;
-static bool json;
-
-static double seconds(void)
-{
-    struct timespec now;
-    timespec_get(&now, TIME_UTC);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
+static bench b;
 
 static void must(CUresult code, const char *call)
 {
@@ -46,7 +34,7 @@ static void measure(CUdevice device, size_t bytes, int with_access)
     MUST(cuMemCreate, &handle, bytes, &properties, 0);
 
     unsigned long pairs = 0;
-    double start = seconds(), took;
+    double start = bench_now(), took;
     do {
         for (unsigned i = 0; i < 256; i++, pairs++) {
             CUdeviceptr address = range + (i % PLACES) * bytes;
@@ -55,33 +43,23 @@ static void measure(CUdevice device, size_t bytes, int with_access)
                 MUST(cuMemSetAccess, address, bytes, &access, 1);
             MUST(cuMemUnmap, address, bytes);
         }
-        took = seconds() - start;
+        took = bench_now() - start;
     } while (took < 2);
 
     MUST(cuMemRelease, handle);
     MUST(cuMemAddressFree, range, PLACES * bytes);
     double microseconds = took / (double)pairs * 1e6, millions = (double)pairs / took * 60 / 1e6;
     const char *what = with_access ? "map_access_unmap" : "map_unmap";
-    if (json) {
-        printf("{\"bench\": \"map_unmap\", \"metric\": \"%s_%zu_mib\", \"value\": %.3f, "
-               "\"unit\": \"us\"}\n",
-               what, bytes >> 20, microseconds);
-        printf("{\"bench\": \"map_unmap\", \"metric\": \"%s_%zu_mib_rate\", \"value\": %.3f, "
-               "\"unit\": \"million/min\"}\n",
-               what, bytes >> 20, millions);
-    } else {
-        printf("%3zu MiB, map%s, unmap: %6.2f us, %6.2f million a minute\n", bytes >> 20,
-               with_access ? ", access" : "", microseconds, millions);
-    }
+    char metric[64];
+    snprintf(metric, sizeof metric, "%s_%zu_mib", what, bytes >> 20);
+    bench_print(&b, metric, microseconds, "us");
+    strcat(metric, "_rate");
+    bench_print(&b, metric, millions, "million/min");
 }
 
 int main(int argc, char **argv)
 {
-    json = argc > 1 && strcmp(argv[1], "--json") == 0;
-    if (argc > 1 && !json) {
-        fprintf(stderr, "usage: map_unmap [--json]\n");
-        return 2;
-    }
+    b = bench_begin("map_unmap", argc, argv);
     char detail[256];
     if (ebb__driver_open(&driver, NULL, detail, sizeof detail) != EBB_OK) {
         fprintf(stderr, "%s\n", detail);
