@@ -24,34 +24,7 @@
 
 #include "internal.h"
 
-static unsigned hash(ebb_stream stream)
-{
-    uint64_t z = (uint64_t)(uintptr_t)stream * 0x9E3779B97F4A7C15u;
-    return (unsigned)(z >> 52); /* 12 bits: EBB__STREAM_HASH */
-}
 _Static_assert(EBB__STREAM_HASH == 1 << 12, "as many places as the hash has values");
-
-/* The legacy default stream has two names. */
-static ebb_stream plain(ebb_stream stream)
-{
-    return stream == CU_STREAM_LEGACY ? NULL : stream;
-}
-
-unsigned ebb__stream_find(ebb__device *device, ebb_stream stream)
-{
-    stream = plain(stream);
-    if (!stream)
-        return EBB__LEGACY_SLOT;
-    for (unsigned at = hash(stream), n = 0; n < EBB__STREAM_HASH; at++, n++) {
-        unsigned slot =
-            atomic_load_explicit(&device->stream_hash[at % EBB__STREAM_HASH], memory_order_acquire);
-        if (!slot)
-            return 0;
-        if (atomic_load_explicit(&device->streams[slot].handle, memory_order_relaxed) == stream)
-            return slot;
-    }
-    return 0;
-}
 
 /*
  * A slot to use again: of a stream that made no promise and of which everything has passed. Its old
@@ -80,7 +53,7 @@ static void rehash_locked(ebb__device *device) EBB__LOCKED
     for (unsigned slot = EBB__LEGACY_SLOT + 1; slot < EBB__STREAMS; slot++) {
         if (!device->streams[slot].used)
             continue;
-        unsigned at = hash(atomic_load(&device->streams[slot].handle));
+        unsigned at = ebb__stream_hash(atomic_load(&device->streams[slot].handle));
         while (atomic_load(&device->stream_hash[at % EBB__STREAM_HASH]))
             at++;
         atomic_store(&device->stream_hash[at % EBB__STREAM_HASH], (uint16_t)slot);
@@ -89,7 +62,7 @@ static void rehash_locked(ebb__device *device) EBB__LOCKED
 
 unsigned ebb__stream_get_locked(ebb__device *device, ebb_stream stream)
 {
-    stream = plain(stream);
+    stream = ebb__stream_plain(stream);
     unsigned slot = ebb__stream_find(device, stream);
     if (slot && (slot != EBB__LEGACY_SLOT || device->streams[slot].used))
         return slot;
@@ -112,22 +85,12 @@ unsigned ebb__stream_get_locked(ebb__device *device, ebb_stream stream)
     if (again) {
         rehash_locked(device);
     } else if (slot != EBB__LEGACY_SLOT) {
-        unsigned at = hash(stream);
+        unsigned at = ebb__stream_hash(stream);
         while (atomic_load(&device->stream_hash[at % EBB__STREAM_HASH]))
             at++;
         atomic_store(&device->stream_hash[at % EBB__STREAM_HASH], (uint16_t)slot);
     }
     return slot;
-}
-
-bool ebb__stream_captures(const ebb__device *device, ebb_stream stream)
-{
-    /* The legacy stream cannot be captured, and asking about it may disturb a capture elsewhere. */
-    if (!plain(stream))
-        return false;
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult code = device->driver.cuStreamIsCapturing(stream, &status);
-    return code == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /* ---- marks ---------------------------------------------------------------------------------- */
@@ -231,6 +194,31 @@ ebb_status ebb__mark_locked(ebb__device *device, unsigned slot)
     else
         stream->marks[stream->mark_count - 1].epoch = epoch;
     return EBB_OK;
+}
+
+void ebb__mark_in_passing(ebb__device *device, unsigned slot)
+{
+    ebb__stream *stream = &device->streams[slot];
+    if (ebb__stream_captures(device, atomic_load(&stream->handle)))
+        return;
+    /*
+     * To record on a stream that does not capture needs neither the context nor the thread's capture
+     * mode, so mostly both are left alone. Making an event needs the one, seeing which marks have
+     * passed the other, and the legacy stream both.
+     */
+    ebb__retake(device);
+    bool light = slot != EBB__LEGACY_SLOT && stream->used && device->event_count &&
+                 stream->mark_count < EBB__MARKS;
+    if (light)
+        ebb__mark_locked(device, slot);
+    ebb__drop(device);
+    if (light)
+        return;
+    ebb__scope scope;
+    ebb__enter(device, &scope);
+    if (stream->used)
+        ebb__mark_locked(device, slot);
+    ebb__leave(device, &scope);
 }
 
 /* The oldest mark that covers an epoch; made if there is none. NULL: not to be had now. */

@@ -442,17 +442,54 @@ bool ebb__policy_may_rise(uint64_t missing, uint64_t room, uint64_t limit, uint6
 
 /* ---- fence.c -------------------------------------------------------------------------------- */
 
+/* The legacy default stream has two names. */
+static inline ebb_stream ebb__stream_plain(ebb_stream stream)
+{
+    return stream == CU_STREAM_LEGACY ? NULL : stream;
+}
+
+static inline unsigned ebb__stream_hash(ebb_stream stream)
+{
+    uint64_t z = (uint64_t)(uintptr_t)stream * 0x9E3779B97F4A7C15u;
+    return (unsigned)(z >> 52); /* 12 bits: EBB__STREAM_HASH */
+}
+
 /* The slot of a stream, without the lock; 0: not seen yet. */
-unsigned ebb__stream_find(ebb__device *device, ebb_stream stream);
+static inline unsigned ebb__stream_find(ebb__device *device, ebb_stream stream)
+{
+    stream = ebb__stream_plain(stream);
+    if (!stream)
+        return EBB__LEGACY_SLOT;
+    for (unsigned at = ebb__stream_hash(stream), n = 0; n < EBB__STREAM_HASH; at++, n++) {
+        unsigned slot =
+            atomic_load_explicit(&device->stream_hash[at % EBB__STREAM_HASH], memory_order_acquire);
+        if (!slot)
+            return 0;
+        if (atomic_load_explicit(&device->streams[slot].handle, memory_order_relaxed) == stream)
+            return slot;
+    }
+    return 0;
+}
+
+/* Whether the stream is capturing: then nothing may be recorded on it. */
+static inline bool ebb__stream_captures(const ebb__device *device, ebb_stream stream)
+{
+    /* The legacy stream cannot be captured, and asking about it may disturb a capture elsewhere. */
+    if (!ebb__stream_plain(stream))
+        return false;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult code = device->driver.cuStreamIsCapturing(stream, &status);
+    return code == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
 
 /* The same, made if there is none; 0: none to be had. Dropped streams' slots are used again. */
 unsigned ebb__stream_get_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
 
-/* Whether the stream is capturing: then nothing may be recorded on it. */
-bool ebb__stream_captures(const ebb__device *device, ebb_stream stream);
-
 /* Record an event on the stream: it covers all tickets so far. */
 ebb_status ebb__mark_locked(ebb__device *device, unsigned slot) EBB__LOCKED;
+
+/* A mark now and then, of a stream that lasts: takes the lock itself, and as little as it can. */
+void ebb__mark_in_passing(ebb__device *device, unsigned slot);
 
 /* The stream is promised to last. May drop the lock. */
 ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
@@ -571,14 +608,51 @@ void ebb__vbar_sums_locked(const ebb__vbar *vbar, uint64_t *hits, uint64_t *resi
 
 /* ---- vbars.c --------------------------------------------------------------------------------- */
 
+/*
+ * A handle's id:
+ *
+ *   63         56 55         24 23      0
+ *   [ device + 1 ][ generation ][ index ]
+ *
+ * Chunk k of a device's VBARs holds those from 64 * (2^k - 1) on.
+ */
+enum { EBB__INDEX_BITS = 24, EBB__DEVICE_SHIFT = 56, EBB__FIRST_CHUNK = 64 };
+#define EBB__INDEX_MASK ((UINT64_C(1) << EBB__INDEX_BITS) - 1)
+
+static inline unsigned ebb__vbar_chunk(uint32_t index)
+{
+    return 31u - (unsigned)__builtin_clz(index / EBB__FIRST_CHUNK + 1);
+}
+
+static inline uint32_t ebb__vbar_chunk_start(unsigned chunk)
+{
+    return (uint32_t)EBB__FIRST_CHUNK * ((1u << chunk) - 1);
+}
+
+/* The VBAR number `index` of a device, in use or not; NULL: never was. */
+static inline ebb__vbar *ebb__vbar_number(const ebb__device *device, uint32_t index)
+{
+    unsigned chunk = ebb__vbar_chunk(index);
+    if (chunk >= EBB__VBAR_CHUNKS)
+        return NULL;
+    ebb__vbar *vbars = atomic_load_explicit(&device->vbar_chunks[chunk], memory_order_acquire);
+    return vbars ? &vbars[index - ebb__vbar_chunk_start(chunk)] : NULL;
+}
+
 /* The VBAR behind a handle, without the lock. NULL: none, or none any more. */
-ebb__vbar *ebb__vbar_find(ebb_vbar handle);
+static inline ebb__vbar *ebb__vbar_find(ebb_vbar handle)
+{
+    uint64_t number = handle.id >> EBB__DEVICE_SHIFT;
+    if (!number || number > EBB__DEVICES)
+        return NULL;
+    ebb__vbar *vbar = ebb__vbar_number(&ebb__devices[number - 1], handle.id & EBB__INDEX_MASK);
+    if (!vbar || atomic_load_explicit(&vbar->id, memory_order_acquire) != handle.id)
+        return NULL;
+    return vbar;
+}
 
 /* Why there is none. */
 ebb_status ebb__vbar_missing(ebb_vbar handle);
-
-/* The VBAR number `index` of a device, in use or not. */
-ebb__vbar *ebb__vbar_number(const ebb__device *device, uint32_t index);
 
 /* As ebb_vbar_destroy(). Drops the lock. */
 ebb_status ebb__vbar_destroy_locked(ebb__vbar *vbar) EBB__LOCKED;

@@ -148,12 +148,12 @@ static bool part(ebb__vbar *vbar, uint64_t offset, uint64_t bytes, ebb_stream st
     for (uint64_t page = first; page <= last; page++)
         if (!note(&pages[page], s, slot))
             return false;
+    unpin_again(vbar, pages, first, last + 1);
     /* Roughly: two threads may count one. */
     unsigned unpins = atomic_load_explicit(&s->unpins, memory_order_relaxed) + 1;
-    if (unpins >= EBB__UNPINS_A_MARK)
-        return false;
     atomic_store_explicit(&s->unpins, unpins, memory_order_relaxed);
-    unpin_again(vbar, pages, first, last + 1);
+    if (unpins >= EBB__UNPINS_A_MARK)
+        ebb__mark_in_passing(device, slot);
     return true;
 }
 
@@ -488,9 +488,7 @@ static void note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t cou
     if (captures)
         return;
     ebb__stream *s = &device->streams[slot];
-    bool now = !atomic_load(&s->lasting);
-    if ((now || atomic_load(&s->unpins) >= EBB__UNPINS_A_MARK - 1) &&
-        ebb__mark_locked(device, slot) != EBB_OK && now) {
+    if (!atomic_load(&s->lasting) && ebb__mark_locked(device, slot) != EBB_OK) {
         ebb__drop(device);
         ebb__stream_drain(device, stream);
         ebb__retake(device);

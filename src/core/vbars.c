@@ -12,48 +12,11 @@
 
 /* ---- handles ---------------------------------------------------------------------------------- */
 
-/*
- *   63         56 55         24 23      0
- *   [ device + 1 ][ generation ][ index ]
- */
-enum { INDEX_BITS = 24, DEVICE_SHIFT = 56, FIRST_CHUNK = 64 };
-#define INDEX_MASK ((UINT64_C(1) << INDEX_BITS) - 1)
 #define NO_VBAR UINT32_MAX
-
-/* Chunk k holds the VBARs from 64 * (2^k - 1) on. */
-static unsigned chunk_of(uint32_t index)
-{
-    return 31u - (unsigned)__builtin_clz(index / FIRST_CHUNK + 1);
-}
-
-static uint32_t chunk_start(unsigned chunk)
-{
-    return (uint32_t)FIRST_CHUNK * ((1u << chunk) - 1);
-}
-
-ebb__vbar *ebb__vbar_number(const ebb__device *device, uint32_t index)
-{
-    unsigned chunk = chunk_of(index);
-    if (chunk >= EBB__VBAR_CHUNKS)
-        return NULL;
-    ebb__vbar *vbars = atomic_load_explicit(&device->vbar_chunks[chunk], memory_order_acquire);
-    return vbars ? &vbars[index - chunk_start(chunk)] : NULL;
-}
-
-ebb__vbar *ebb__vbar_find(ebb_vbar handle)
-{
-    uint64_t number = handle.id >> DEVICE_SHIFT;
-    if (!number || number > EBB__DEVICES)
-        return NULL;
-    ebb__vbar *vbar = ebb__vbar_number(&ebb__devices[number - 1], handle.id & INDEX_MASK);
-    if (!vbar || atomic_load_explicit(&vbar->id, memory_order_acquire) != handle.id)
-        return NULL;
-    return vbar;
-}
 
 ebb_status ebb__vbar_missing(ebb_vbar handle)
 {
-    uint64_t number = handle.id >> DEVICE_SHIFT;
+    uint64_t number = handle.id >> EBB__DEVICE_SHIFT;
     if (number && number <= EBB__DEVICES && atomic_load(&ebb__devices[number - 1].forked))
         return EBB_FORKED;
     return EBB_GONE;
@@ -93,16 +56,16 @@ static ebb__vbar *struct_take_locked(ebb__device *device) EBB__LOCKED
         return vbar;
     }
     uint32_t index = device->vbar_high;
-    unsigned chunk = chunk_of(index);
-    if (chunk >= EBB__VBAR_CHUNKS || index > INDEX_MASK)
+    unsigned chunk = ebb__vbar_chunk(index);
+    if (chunk >= EBB__VBAR_CHUNKS || index > EBB__INDEX_MASK)
         return NULL;
     if (!atomic_load(&device->vbar_chunks[chunk])) {
-        ebb__vbar *vbars = calloc((size_t)FIRST_CHUNK << chunk, sizeof *vbars);
+        ebb__vbar *vbars = calloc((size_t)EBB__FIRST_CHUNK << chunk, sizeof *vbars);
         if (!vbars)
             return NULL;
-        for (uint32_t i = 0; i < (uint32_t)FIRST_CHUNK << chunk; i++) {
+        for (uint32_t i = 0; i < (uint32_t)EBB__FIRST_CHUNK << chunk; i++) {
             vbars[i].device = device;
-            vbars[i].index = chunk_start(chunk) + i;
+            vbars[i].index = ebb__vbar_chunk_start(chunk) + i;
         }
         atomic_store(&device->vbar_chunks[chunk], vbars);
     }
@@ -210,8 +173,8 @@ static ebb_status create_locked(ebb__device *device, const ebb_vbar_options *opt
     memset(vbar->evictions, 0, sizeof vbar->evictions);
     vbar->generation++;
     device->vbar_count++;
-    handle->id = (uint64_t)(device->number + 1) << DEVICE_SHIFT |
-                 (uint64_t)vbar->generation << INDEX_BITS | vbar->index;
+    handle->id = (uint64_t)(device->number + 1) << EBB__DEVICE_SHIFT |
+                 (uint64_t)vbar->generation << EBB__INDEX_BITS | vbar->index;
     atomic_store(&vbar->id, handle->id);
     return EBB_OK;
 }
