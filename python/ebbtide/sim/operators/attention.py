@@ -14,6 +14,8 @@ Tensor = torch.Tensor
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
+LSE_ALIGNMENT = 32  # to which the memory-efficient kernels pad a row of logarithms
+
 
 def _no_dropout(p: float) -> None:
     if p > 0:
@@ -21,6 +23,11 @@ def _no_dropout(p: float) -> None:
             "fused attention with dropout cannot run on the simulated GPU: the CPU's fused kernels "
             "have no dropout. torch.nn.attention.sdpa_kernel(SDPBackend.MATH) does it"
         )
+
+
+def _by_token(tensor: Tensor) -> Tensor:
+    """The same values, stored token by token, with a token's heads side by side."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _seeds() -> tuple[Tensor, Tensor]:
@@ -108,7 +115,10 @@ def efficient(
     )
     if not compute_log_sumexp:
         logsumexp = logsumexp.new_empty((query.size(0), query.size(1), 0))
-    return output, logsumexp, *_seeds()
+    padding = -logsumexp.size(2) % LSE_ALIGNMENT
+    if padding:
+        logsumexp = torch.nn.functional.pad(logsumexp, (0, padding))
+    return _by_token(output), logsumexp, *_seeds()
 
 
 def efficient_backward(
@@ -133,18 +143,19 @@ def efficient_backward(
             "the gradient of attention's bias cannot run on the simulated GPU: the CPU's fused "
             "kernels have none. torch.nn.attention.sdpa_kernel(SDPBackend.MATH) does it"
         )
-    q, k, v = _backward(
+    gradients = _backward(
         grad_out,
         query,
         key,
         value,
         out,
-        logsumexp,
+        logsumexp[..., : query.size(2)],
         0.0,
         is_causal,
         attn_mask=attn_bias,
         scale=scale,
     )
+    q, k, v = map(_by_token, gradients)
     return q, k, v, None
 
 

@@ -41,14 +41,13 @@ def capture(
     result = finish(run())
     for memory, before in kept:
         memory.copy_(before)
-    # Results that stay on the host are not the graph's.
-    targets = [alias(t) if t.is_cuda else None for t in _tensors(result)]
+    targets = [alias(t) for t in _tensors(result)]
 
     def again() -> None:
         # Graphs are launched from anywhere; autograd has no part in it.
         with torch.no_grad():
             for target, source in zip(targets, _tensors(run_again()), strict=True):
-                if target is not None and target.data_ptr() != source.data_ptr():
+                if target.data_ptr() != source.data_ptr():
                     target.copy_(source)
 
     note(again)

@@ -60,7 +60,7 @@ WAITS = {
     "aten::repeat_interleave.Tensor",
 }
 
-# Results that are on the host on a GPU too, by their places: seeds, which nothing draws from.
+# Results that are on the host on a GPU too, except in a graph, by their places: seeds.
 HOST_RESULTS = {"aten::_scaled_dot_product_efficient_attention": (2, 3)}
 
 _NO_KERNEL = re.compile(r"not implemented for '|Could not run 'aten::|not (?:been )?implemented")

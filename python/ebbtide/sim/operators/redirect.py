@@ -157,7 +157,7 @@ def redirect(
         if one_new:
             result = to_device(result, args, DEVICES[index], ranges, read)
         else:
-            result = finish(plan, result, args, kwargs, index, ranges, read)
+            result = finish(plan, result, args, kwargs, index, ranges, read, plan.host)
         _touched(index, stream, name, flops, ranges)
         if waits:
             torch.cuda.current_stream(index).synchronize()

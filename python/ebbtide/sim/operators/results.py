@@ -76,8 +76,10 @@ def finish(
     index: int,
     ranges: Ranges,
     read: int,
+    host: tuple[int, ...] = (),
 ) -> Any:
-    """What the operator returns: arguments where its schema says so, else new CUDA tensors."""
+    """What the operator returns: arguments where its schema says so, else new CUDA tensors. The
+    results at the places `host` stay where they are."""
     results = plan.results
     if not results:
         return None
@@ -95,7 +97,7 @@ def finish(
     for place, name in enumerate(results):
         if name is not None:
             made.append(plan.argument(name, args, kwargs))
-        elif place in plan.host:
+        elif place in host:
             made.append(result[place])
         else:
             made.append(to_device(result[place], args, device, ranges, read))
