@@ -74,19 +74,19 @@ static uint64_t align(uint64_t address, uint64_t alignment)
  * it: of two free blocks of one size PyTorch's allocator takes the lower one, so the order of its segments
  * decides what fits where.
  */
-static uint64_t reserve_upwards(uint64_t size, uint64_t alignment)
+static uint64_t reserve_upwards(uint64_t size)
 {
-    uint64_t at = align(bottom(), alignment);
+    uint64_t at = align(bottom(), SIM_GRANULARITY);
     for (int tries = 0; tries < MOST_TRIES; tries++) {
         const range *next = sim_ranges_after(&sim.reservations, at);
         while (next != NULL && next->start < at + size) {
-            at = align(next->end, alignment);
+            at = align(next->end, SIM_GRANULARITY);
             next = sim_ranges_after(&sim.reservations, at);
         }
         if (reserve_there(at, size) != 0) {
             return at;
         }
-        at = align(at + size, alignment); /* something of the process's own is there */
+        at = align(at + size, SIM_GRANULARITY); /* something of the process's own is there */
     }
     return 0;
 }
@@ -109,21 +109,13 @@ static uint64_t reserve_anywhere(uint64_t size, uint64_t alignment)
     return aligned;
 }
 
-static uint64_t reserve_at(uint64_t hint, uint64_t size, uint64_t alignment)
+static CUresult enter_reservation(uint64_t at, uint64_t size, CUdeviceptr *address)
 {
-    uint64_t at = hint != 0 && hint % alignment == 0 ? reserve_there(hint, size) : 0;
-    if (at == 0) {
-        at = reserve_upwards(size, alignment);
-    }
-    return at != 0 ? at : reserve_anywhere(size, alignment);
-}
-
-CUresult sim_reserve(uint64_t size, uint64_t alignment, uint64_t hint, CUdeviceptr *address)
-{
-    reservation *r = calloc(1, sizeof *r);
-    uint64_t at = r == NULL ? 0 : reserve_at(hint, size, alignment);
-    if (at == 0) {
-        free(r);
+    reservation *r = at == 0 ? NULL : calloc(1, sizeof *r);
+    if (r == NULL) {
+        if (at != 0) {
+            munmap(pointer(at), size);
+        }
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     r->node.start = at;
@@ -132,6 +124,18 @@ CUresult sim_reserve(uint64_t size, uint64_t alignment, uint64_t hint, CUdevicep
     sim.reserved_bytes += size;
     *address = at;
     return CUDA_SUCCESS;
+}
+
+CUresult sim_reserve(uint64_t size, uint64_t alignment, uint64_t hint, CUdeviceptr *address)
+{
+    uint64_t at = hint != 0 && hint % alignment == 0 ? reserve_there(hint, size) : 0;
+    return enter_reservation(at != 0 ? at : reserve_anywhere(size, alignment), size, address);
+}
+
+CUresult sim_reserve_chunk(uint64_t size, CUdeviceptr *address)
+{
+    uint64_t at = reserve_upwards(size);
+    return enter_reservation(at != 0 ? at : reserve_anywhere(size, SIM_GRANULARITY), size, address);
 }
 
 void sim_forget_reservation(reservation *r)

@@ -1,7 +1,7 @@
 """Fused attention: the GPU operators' outputs and memory, computed by the CPU's fused kernels.
 
 Each function here is the CPU's side of an operator that only a GPU has: it takes and returns CPU
-tensors, in the operator's own signature.
+tensors, in the operator's own signature. None draws random numbers: there is no dropout.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 Tensor = torch.Tensor
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 LSE_ALIGNMENT = 32  # to which the memory-efficient kernels pad a row of logarithms
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from ebbtide.sim.operators import attention
 from ebbtide.sim.operators.cost import formula
-from ebbtide.sim.operators.randomness import default_from, draw
+from ebbtide.sim.operators.randomness import draw, with_default
 
 READ, WRITE = 1, 2
 # What an argument can be, by its type in the schema.
@@ -126,7 +127,8 @@ class Plan:
             for r in schema.returns
         ]
         self.generator = any(str(a.type) == "Optional[Generator]" for a in arguments)
-        self.random = torch.Tag.nondeterministic_seeded in op.tags and not self.generator
+        draws = torch.Tag.nondeterministic_seeded in op.tags and self.name not in attention.KERNELS
+        self.random = draws and not self.generator
         self.waits = self.name in WAITS
         self.host = HOST_RESULTS.get(self.name, ())
 
@@ -144,6 +146,5 @@ class Plan:
                 kwargs["generator"] = draw(kwargs.get("generator"), index)
             return self.kernel(*args, **kwargs)
         if self.random:
-            with default_from(index):
-                return self.kernel(*args, **kwargs)
+            return with_default(index, lambda: self.kernel(*args, **kwargs))
         return self.kernel(*args, **kwargs)
