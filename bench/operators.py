@@ -30,7 +30,7 @@ def cases(torch: Any, device: str) -> dict[str, Callable[[], Any]]:
     many, grads, first, second = ([randn(16) for _ in range(20)] for _ in range(4))
     steps = [torch.ones((), device=device) for _ in range(20)]
     image, filters = randn(1, 4, 8, 8), randn(4, 4, 3, 3)
-    query = randn(1, 2, 16, 8)
+    query = randn(1, 16, 2, 8).transpose(1, 2)  # as a model has it
     index = torch.arange(8).to(device)
     classes = torch.zeros(16, dtype=torch.int64).to(device)
     return {

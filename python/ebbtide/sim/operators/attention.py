@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 Tensor = torch.Tensor
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default._op
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
 
 LSE_ALIGNMENT = 32  # to which the memory-efficient kernels pad a row of logarithms
 
@@ -31,7 +31,8 @@ def _by_token(tensor: Tensor) -> Tensor:
 
 
 def _seeds() -> tuple[Tensor, Tensor]:
-    return torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+    """They decide nothing, and a GPU's kernels do not set them either."""
+    return torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)
 
 
 # Flash attention's state of random numbers is one tensor of two numbers, and one that is not used;
@@ -113,10 +114,10 @@ def efficient(
     output, logsumexp = _forward(
         query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
     )
+    padding = -logsumexp.size(2) % LSE_ALIGNMENT
     if not compute_log_sumexp:
         logsumexp = logsumexp.new_empty((query.size(0), query.size(1), 0))
-    padding = -logsumexp.size(2) % LSE_ALIGNMENT
-    if padding:
+    elif padding:
         logsumexp = torch.nn.functional.pad(logsumexp, (0, padding))
     return _by_token(output), logsumexp, *_seeds()
 

@@ -29,7 +29,8 @@ def _mix(seed: int, offset: int) -> int:
 def _next_seed(generator: torch.Generator | None, device: int) -> int:
     """What seeds the CPU's generator for one operator; the CUDA generator moves on."""
     if generator is None:
-        torch.cuda.init()
+        if not torch.cuda.default_generators:
+            torch.cuda.init()
         generator = torch.cuda.default_generators[device]
     offset = generator.get_offset()
     generator.set_offset(offset + STEP)
