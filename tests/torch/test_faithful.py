@@ -115,7 +115,7 @@ def test_efficient_attention_takes_what_the_gpus_kernels_take():
     ],
 )
 def test_the_workspace_follows_from_the_shape(shape, half, expected):
-    assert attention_workspace(*shape, half, shared=227 << 10) == expected
+    assert attention_workspace(*shape, half, roomy=True) == expected
 
 
 def test_attention_in_a_graph():

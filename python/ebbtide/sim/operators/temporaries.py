@@ -152,7 +152,8 @@ KERNELS_32_BIT = (
     (_ANY, 128, 64),
     (_ANY, 64, 64),
 )
-SHARED_FOR_128 = 160 << 10  # blocks of 128 queries need more than the cards with 100 KiB have
+# Cards whose shared memory blocks of 128 queries fit in, by capability; the others have 100 KiB.
+ROOMY = {(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)}
 ENOUGH_BLOCKS = 256  # above it short sequences are not split by keys
 MOST_STAGED = 200  # blocks that may each have an area for the gradients of keys and values
 HEADER = 16  # bytes before each tile of the queries' gradient: its lock and counter
@@ -167,15 +168,15 @@ def attention_workspace(
     head: int,
     head_value: int,
     half: bool,
-    shared: int,
+    roomy: bool,
     split: bool = True,
 ) -> int:
-    """Bytes of the backward kernel's workspace. `shared`: a block's shared memory on this card;
+    """Bytes of the backward kernel's workspace. `roomy`: blocks of 128 queries fit this card;
     `split`: keys may be split over blocks, which is not deterministic."""
     largest, rows, columns = next(
         kernel
         for kernel in (KERNELS_16_BIT if half else KERNELS_32_BIT)
-        if kernel[0] >= max(head, head_value) and (kernel[1] < 128 or shared >= SHARED_FOR_128)
+        if kernel[0] >= max(head, head_value) and (kernel[1] < 128 or roomy)
     )
     tiles = _parts(queries, rows) * _parts(head, columns)
     numbers = tiles * (HEADER // 4 + rows * columns)
@@ -220,7 +221,6 @@ def with_attention_workspace(function: Callable[..., Any]) -> Callable[..., Any]
             if heads > 1 and queries > 1:
                 delta = _bytes(rows, query)  # the same, transposed
             del product
-        card = torch.cuda.get_device_properties(query.device)
         size = attention_workspace(
             batch,
             heads,
@@ -229,7 +229,7 @@ def with_attention_workspace(function: Callable[..., Any]) -> Callable[..., Any]
             head,
             value.size(3),
             half,
-            card.shared_memory_per_block_optin,
+            torch.cuda.get_device_capability(query.device) in ROOMY,
             not torch.are_deterministic_algorithms_enabled(),
         )
         workspace = _bytes(size, query)
