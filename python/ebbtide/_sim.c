@@ -169,6 +169,14 @@ int ranges_add(ranges *r, uint64_t address, uint64_t bytes, int access)
     return 0;
 }
 
+int ranges_hold(const ranges *r, uint64_t address, size_t first)
+{
+    for (size_t i = 0; i < r->count && i < first; i++)
+        if (address - r->list[i].address < r->list[i].bytes)
+            return 1;
+    return 0;
+}
+
 static PyObject *ranges_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     (void)args, (void)kwargs;
@@ -207,31 +215,8 @@ static PyObject *ranges_add_method(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* hold(address, first): whether the address lies in one of the first so many ranges. */
-static PyObject *ranges_hold(PyObject *self, PyObject *args)
-{
-    unsigned long long address;
-    Py_ssize_t first;
-    if (!PyArg_ParseTuple(args, "Kn", &address, &first))
-        return NULL;
-    ranges *r = (ranges *)self;
-    for (size_t i = 0; i < r->count && (Py_ssize_t)i < first; i++)
-        if (address - r->list[i].address < r->list[i].bytes)
-            Py_RETURN_TRUE;
-    Py_RETURN_FALSE;
-}
-
-static PyObject *ranges_clear(PyObject *self, PyObject *none)
-{
-    (void)none;
-    ((ranges *)self)->count = 0;
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef ranges_methods[] = {
     {"add", ranges_add_method, METH_VARARGS, "One range more: (address, bytes, access)."},
-    {"hold", ranges_hold, METH_VARARGS, "Does one of the first so many hold the address?"},
-    {"clear", ranges_clear, METH_NOARGS, "No range is left."},
     {NULL, NULL, 0, NULL},
 };
 

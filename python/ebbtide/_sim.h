@@ -23,6 +23,8 @@ typedef struct ranges {
 ranges *ranges_of(PyObject *object);
 /* Zero, or -1 with an error. No bytes are no range. */
 int ranges_add(ranges *r, uint64_t address, uint64_t bytes, int access);
+/* Whether the address lies in one of the first so many. */
+int ranges_hold(const ranges *r, uint64_t address, size_t first);
 
 /* ---- _tensors.c --------------------------------------------------------------------------------- */
 

@@ -17,11 +17,13 @@
 
 enum { MOST_DIMS = 64, MOST_DTYPES = 64, MOST_ALIASES = 8192, LARGE = 1 << 16 };
 enum { ON_CPU = 0, ON_CUDA = 1 };               /* PyTorch's device types */
+enum { STRIDED = 0 };                           /* PyTorch's layout of most tensors */
 enum { COMPLEX_HALF = 8, COMPLEX_DOUBLE = 10 }; /* PyTorch's dtypes, the first and the last */
 enum { ONE_TENSOR = 0, MANY_TENSORS = 1, DEVICE = 2 }; /* kinds of arguments, as in redirect.py */
 
 /* PyTorch's functions, in the order that tensors_bind() gets them. */
 static struct {
+    int (*layout)(void *tensor, int32_t *result); /* NULL in PyTorch 2.6 */
     int (*data_ptr)(void *tensor, void **result);
     int (*storage_size)(void *tensor, int64_t *result);
     int (*storage_offset)(void *tensor, int64_t *result);
@@ -35,7 +37,7 @@ static struct {
 
 static size_t place; /* of the C++ object's address in a tensor's Python object */
 static PyTypeObject *tensor_type;
-static PyObject *is_conj, *is_neg, *make_alias, *empty_strided, *resolve;
+static PyObject *is_conj, *is_neg, *make_alias, *empty_strided, *resolve, *strided;
 static PyObject *aliases; /* a tensor's look, as bytes -> (alias, address, bytes) */
 
 static struct {
@@ -77,13 +79,25 @@ static int is_true(PyObject *method, PyObject *tensor)
     return result == NULL ? -1 : result == Py_True;
 }
 
+static int is_strided(PyObject *tensor)
+{
+    int32_t code = STRIDED;
+    if (torch.layout)
+        return torch.layout(handle(tensor), &code) == 0 && code == STRIDED;
+    PyObject *layout = PyObject_GetAttrString(tensor, "layout");
+    if (!layout)
+        PyErr_Clear();
+    Py_XDECREF(layout);
+    return layout == strided;
+}
+
 /* Zero, 1 if PyTorch would not say, -1 with an error. */
 static int look_at(PyObject *tensor, look *l)
 {
     void *h = handle(tensor);
     int64_t *sizes, *strides;
-    if (torch.dim(h, &l->dim) || l->dim > MOST_DIMS || torch.sizes(h, &sizes) ||
-        torch.strides(h, &strides) || torch.data_ptr(h, &l->data) ||
+    if (!is_strided(tensor) || torch.dim(h, &l->dim) || l->dim > MOST_DIMS ||
+        torch.sizes(h, &sizes) || torch.strides(h, &strides) || torch.data_ptr(h, &l->data) ||
         torch.storage_size(h, &l->storage_bytes) || torch.storage_offset(h, &l->offset) ||
         torch.dtype(h, &l->dtype))
         return 1;
@@ -144,15 +158,15 @@ static PyObject *reach(PyObject *tensor, ranges *r, int access)
 /* ---- what the module offers --------------------------------------------------------------------- */
 
 /* bind(addresses, sample, its C++ object's address, type, is_conj, is_neg, make_alias, empty_strided,
-   resolve): PyTorch's functions. make_alias(tensor) gives (alias, address, bytes); resolve(tensor)
+   resolve, strided): PyTorch's functions. make_alias(tensor) gives (alias, address, bytes); resolve(tensor)
    gives one without conjugate and negative bits. */
 PyObject *tensors_bind(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
     void **functions = (void **)&torch;
     size_t wanted = sizeof torch / sizeof *functions;
-    if (count != 9 || PyTuple_Size(arguments[0]) != (Py_ssize_t)wanted)
-        return PyErr_Format(PyExc_TypeError, "bind() wants 9 arguments and %zu functions", wanted);
+    if (count != 10 || PyTuple_Size(arguments[0]) != (Py_ssize_t)wanted)
+        return PyErr_Format(PyExc_TypeError, "bind() wants 10 arguments and %zu functions", wanted);
     for (size_t i = 0; i < wanted; i++)
         functions[i] = PyLong_AsVoidPtr(PyTuple_GetItem(arguments[0], (Py_ssize_t)i));
     void *inside = PyLong_AsVoidPtr(arguments[2]);
@@ -166,7 +180,7 @@ PyObject *tensors_bind(PyObject *self, PyObject *const *arguments, Py_ssize_t co
         return PyErr_Format(PyExc_ImportError, "this PyTorch's tensors are not laid out as known");
     place = word * sizeof *words;
     tensor_type = (PyTypeObject *)arguments[3];
-    PyObject **kept[] = {&is_conj, &is_neg, &make_alias, &empty_strided, &resolve};
+    PyObject **kept[] = {&is_conj, &is_neg, &make_alias, &empty_strided, &resolve, &strided};
     Py_INCREF(arguments[3]);
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         Py_INCREF(arguments[4 + i]);
@@ -345,23 +359,25 @@ static PyObject *empty_like(const look *l, PyObject *device)
     return made;
 }
 
-/* lift(result, device, ranges): a CUDA tensor with a CPU tensor's contents. */
+/* lift(result, device, ranges, inputs): a CUDA tensor with a CPU tensor's contents. None if that is not
+   all there is to it: the tensor is not plain, or lies in one of the first `inputs` ranges. */
 PyObject *tensors_lift(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
-    ranges *r = count == 3 ? ranges_of(arguments[2]) : NULL;
-    if (!r || !is_tensor(arguments[0]))
-        return PyErr_Format(PyExc_TypeError, "lift(tensor, device, ranges)");
+    ranges *r = count == 4 ? ranges_of(arguments[2]) : NULL;
+    Py_ssize_t inputs = r ? PyLong_AsSsize_t(arguments[3]) : -1;
+    if (inputs < 0 || !is_tensor(arguments[0]))
+        return PyErr_Format(PyExc_TypeError, "lift(tensor, device, ranges, inputs)");
     look l;
     int unknown = look_at(arguments[0], &l);
     if (unknown < 0)
         return NULL;
-    if (unknown || l.dtype < 0 || l.dtype >= MOST_DTYPES || !dtypes[l.dtype].object)
-        return PyErr_Format(PyExc_NotImplementedError,
-                            "a result of this dtype or layout cannot come to the simulated GPU");
+    if (unknown || device_of(arguments[0]) != -1 || l.dtype < 0 || l.dtype >= MOST_DTYPES ||
+        !dtypes[l.dtype].object || ranges_hold(r, (uint64_t)(uintptr_t)l.data, (size_t)inputs))
+        Py_RETURN_NONE;
     if (l.bits) {
         PyObject *again[] = {PyObject_CallFunctionObjArgs(resolve, arguments[0], NULL),
-                             arguments[1], arguments[2]};
-        PyObject *made = again[0] ? tensors_lift(self, again, 3) : NULL;
+                             arguments[1], arguments[2], arguments[3]};
+        PyObject *made = again[0] ? tensors_lift(self, again, 4) : NULL;
         Py_XDECREF(again[0]);
         return made;
     }

@@ -14,6 +14,7 @@ Tensor = torch.Tensor
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default._op
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
 
+_SEED = torch.zeros((), dtype=torch.int64, device="cpu")
 LSE_ALIGNMENT = 32  # to which the memory-efficient kernels pad a row of logarithms
 
 
@@ -32,7 +33,7 @@ def _by_token(tensor: Tensor) -> Tensor:
 
 def _seeds() -> tuple[Tensor, Tensor]:
     """They decide nothing, and a GPU's kernels do not set them either."""
-    return torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)
+    return torch.empty_like(_SEED), torch.empty_like(_SEED)
 
 
 # Flash attention's state of random numbers is one tensor of two numbers, and one that is not used;

@@ -66,7 +66,12 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 
 def lift(result: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A CUDA tensor with a CPU result's contents, from PyTorch's CUDA allocator."""
-    return _sim.lift(result, device, Ranges())
+    made = _sim.lift(result, device, Ranges(), 0)
+    if made is None:
+        raise NotImplementedError(
+            f"a result of {result.dtype} and {result.layout} cannot come to the simulated GPU"
+        )
+    return made
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -87,6 +92,7 @@ _library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.s
 _storage_size = _library.aoti_torch_get_storage_size
 # In the order of the struct there.
 _FUNCTIONS = (
+    "layout",
     "data_ptr",
     "storage_size",
     "storage_offset",
@@ -108,10 +114,12 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _bind() -> None:
-    addresses = [
-        ctypes.cast(_library[f"aoti_torch_get_{name}"], ctypes.c_void_p).value
-        for name in _FUNCTIONS
-    ]
+    addresses = []
+    for name in _FUNCTIONS:
+        function = getattr(_library, f"aoti_torch_get_{name}", None)
+        addresses.append(ctypes.cast(function, ctypes.c_void_p).value if function else 0)
+    if 0 in addresses[1:]:
+        raise ImportError("this PyTorch's C interface lacks a function")
     sample = torch.empty(0, device=CPU)
     _sim.bind(
         tuple(addresses),
@@ -123,6 +131,7 @@ def _bind() -> None:
         _reached,
         torch.empty_strided,
         _resolved,
+        torch.strided,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some dtypes are experimental

@@ -53,15 +53,16 @@ def to_device(result: Any, args: Any, device: torch.device, ranges: Ranges, inpu
     """New results as CUDA tensors; `ranges` gets what was written. The first `inputs` of them are
     what the arguments reach over."""
     if isinstance(result, Tensor):
+        made = _lift(result, device, ranges, inputs)
+        if made is not None:
+            return made
         if result.is_cuda:
             return result
         if result.layout != torch.strided:
             from ebbtide.sim.operators.sparse import to_cuda
 
             return to_cuda(result, device, ranges)
-        if ranges.hold(result.data_ptr(), inputs):
-            return _again(result, args, device)
-        return _lift(result, device, ranges)
+        return _again(result, args, device)
     if isinstance(result, (list, tuple)):
         made = [to_device(r, args, device, ranges, inputs) for r in result]
         return made if isinstance(result, list) else tuple(made)

@@ -103,7 +103,7 @@ def to_cuda(result: Any, device: torch.device, ranges: Ranges) -> Any:
         return type(result)(to_cuda(r, device, ranges) for r in result)
     if not isinstance(result, Tensor) or result.is_cuda:
         return result
-    made = [_sim.lift(part, device, ranges) for part in parts(result)]
+    made = [_sim.lift(part, device, ranges, 0) for part in parts(result)]
     return rebuild(result, made, device)
 
 
