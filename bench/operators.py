@@ -20,18 +20,53 @@ from ebbtide import sim
 
 def cases(torch: Any, device: str) -> dict[str, Callable[[], Any]]:
     made = torch.Generator().manual_seed(1)
-    a, b = (torch.randn(16, 16, generator=made).to(device) for _ in range(2))
-    weight, bias = (torch.randn(16, generator=made).to(device) for _ in range(2))
-    many = [torch.randn(16, generator=made).to(device) for _ in range(20)]
-    grads = [torch.zeros(16).to(device) for _ in range(20)]
-    norm, foreach = torch.nn.functional.layer_norm, torch._foreach_add_
+
+    def randn(*shape: int) -> Any:
+        return torch.randn(*shape, generator=made).to(device)
+
+    f = torch.nn.functional
+    a, b = randn(16, 16), randn(16, 16)
+    weight, bias, mean, variance = (randn(16).abs() for _ in range(4))
+    many, grads, first, second = ([randn(16) for _ in range(20)] for _ in range(4))
+    steps = [torch.ones((), device=device) for _ in range(20)]
+    image, filters = randn(1, 4, 8, 8), randn(4, 4, 3, 3)
+    query = randn(1, 16, 2, 8).transpose(1, 2)  # as a model has it
+    index = torch.arange(8).to(device)
+    classes = torch.zeros(16, dtype=torch.int64).to(device)
     return {
         "add": lambda: a + b,
         "add_": lambda: a.add_(0.5),
         "mm": lambda: torch.mm(a, b),
         "relu": lambda: torch.relu(a),
-        "layer_norm": lambda: norm(a, (16,), weight, bias),
-        "foreach_add of 20": lambda: foreach(many, grads),
+        "sum": lambda: a.sum(),
+        "sum of rows": lambda: a.sum(1),
+        "softmax": lambda: torch.softmax(a, 1),
+        "cat": lambda: torch.cat([a, b]),
+        "index_select": lambda: torch.index_select(a, 0, index),
+        "embedding": lambda: f.embedding(index, a),
+        "dropout": lambda: f.dropout(a, 0.5),
+        "cross_entropy": lambda: f.cross_entropy(a, classes),
+        "conv2d": lambda: f.conv2d(image, filters, padding=1),
+        "layer_norm": lambda: f.layer_norm(a, (16,), weight, bias),
+        "batch_norm": lambda: f.batch_norm(a, mean, variance, weight, bias, training=True),
+        "attention": lambda: f.scaled_dot_product_attention(query, query, query),
+        "copy of other strides": lambda: a.copy_(b.t()),
+        "foreach_add of 20": lambda: torch._foreach_add_(many, grads),
+        "fused adamw of 20": lambda: torch._fused_adamw_(
+            many,
+            grads,
+            first,
+            second,
+            [],
+            steps,
+            lr=0.1,
+            beta1=0.9,
+            beta2=0.99,
+            weight_decay=0.1,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        ),
     }
 
 

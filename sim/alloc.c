@@ -28,7 +28,7 @@ static mapping *chunk_over(frame_handle *h, int device, CUresult *code)
 {
     uint64_t size = h->frame->size;
     CUdeviceptr at = 0;
-    *code = sim_reserve(size, SIM_GRANULARITY, 0, &at);
+    *code = sim_reserve_chunk(size, &at);
     if (*code == CUDA_SUCCESS && (*code = sim_map_frame(at, size, h)) != CUDA_SUCCESS) {
         sim_unreserve(at, size);
     }

@@ -34,24 +34,71 @@ allocation *sim_allocation_at(uint64_t address)
 
 /* ---- reservations ----------------------------------------------------------------------------- */
 
-static uint64_t reserve_at(uint64_t hint, uint64_t size, uint64_t alignment)
+enum { RESERVE = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, MOST_TRIES = 64 };
+
+/* At exactly this address, or 0. */
+static uint64_t reserve_there(uint64_t address, uint64_t size)
 {
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    if (hint != 0 && hint % alignment == 0) {
-        void *at = mmap(pointer(hint), size, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
-        if (at == pointer(hint)) {
-            return hint;
-        }
+    void *at = mmap(pointer(address), size, PROT_NONE, RESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (at == pointer(address)) {
+        return address;
+    }
+    if (at != MAP_FAILED) {
+        munmap(at, size);
+    }
+    return 0;
+}
+
+/* The lowest address to give out: the bottom of the largest free area of up to a tebibyte. Others' mappings
+   come from its top. */
+static uint64_t bottom(void)
+{
+    static uint64_t start;
+    for (uint64_t area = (uint64_t)1 << 40; start == 0 && area >= SIM_GRANULARITY; area /= 2) {
+        void *at = mmap(NULL, area, PROT_NONE, RESERVE, -1, 0);
         if (at != MAP_FAILED) {
-            munmap(at, size);
+            munmap(at, area);
+            start = (uint64_t)(uintptr_t)at;
         }
     }
-    char *at = mmap(NULL, size + alignment, PROT_NONE, flags, -1, 0);
+    return start;
+}
+
+static uint64_t align(uint64_t address, uint64_t alignment)
+{
+    return (address + alignment - 1) / alignment * alignment;
+}
+
+/*
+ * Upwards, in the first gap that is large enough, as a GPU's driver gives addresses out. Programs depend on
+ * it: of two free blocks of one size PyTorch's allocator takes the lower one, so the order of its segments
+ * decides what fits where.
+ */
+static uint64_t reserve_upwards(uint64_t size)
+{
+    uint64_t at = align(bottom(), SIM_GRANULARITY);
+    for (int tries = 0; tries < MOST_TRIES; tries++) {
+        const range *next = sim_ranges_after(&sim.reservations, at);
+        while (next != NULL && next->start < at + size) {
+            at = align(next->end, SIM_GRANULARITY);
+            next = sim_ranges_after(&sim.reservations, at);
+        }
+        if (reserve_there(at, size) != 0) {
+            return at;
+        }
+        at = align(at + size, SIM_GRANULARITY); /* something of the process's own is there */
+    }
+    return 0;
+}
+
+static uint64_t reserve_anywhere(uint64_t size, uint64_t alignment)
+{
+    char *at = mmap(NULL, size + alignment, PROT_NONE, RESERVE, -1, 0);
     if (at == MAP_FAILED) {
         return 0;
     }
     uint64_t start = (uint64_t)(uintptr_t)at;
-    uint64_t aligned = (start + alignment - 1) / alignment * alignment;
+    uint64_t aligned = align(start, alignment);
     if (aligned > start) {
         munmap(at, aligned - start);
     }
@@ -62,12 +109,13 @@ static uint64_t reserve_at(uint64_t hint, uint64_t size, uint64_t alignment)
     return aligned;
 }
 
-CUresult sim_reserve(uint64_t size, uint64_t alignment, uint64_t hint, CUdeviceptr *address)
+static CUresult enter_reservation(uint64_t at, uint64_t size, CUdeviceptr *address)
 {
-    reservation *r = calloc(1, sizeof *r);
-    uint64_t at = r == NULL ? 0 : reserve_at(hint, size, alignment);
-    if (at == 0) {
-        free(r);
+    reservation *r = at == 0 ? NULL : calloc(1, sizeof *r);
+    if (r == NULL) {
+        if (at != 0) {
+            munmap(pointer(at), size);
+        }
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     r->node.start = at;
@@ -76,6 +124,18 @@ CUresult sim_reserve(uint64_t size, uint64_t alignment, uint64_t hint, CUdevicep
     sim.reserved_bytes += size;
     *address = at;
     return CUDA_SUCCESS;
+}
+
+CUresult sim_reserve(uint64_t size, uint64_t alignment, uint64_t hint, CUdeviceptr *address)
+{
+    uint64_t at = hint != 0 && hint % alignment == 0 ? reserve_there(hint, size) : 0;
+    return enter_reservation(at != 0 ? at : reserve_anywhere(size, alignment), size, address);
+}
+
+CUresult sim_reserve_chunk(uint64_t size, CUdeviceptr *address)
+{
+    uint64_t at = reserve_upwards(size);
+    return enter_reservation(at != 0 ? at : reserve_anywhere(size, SIM_GRANULARITY), size, address);
 }
 
 void sim_forget_reservation(reservation *r)

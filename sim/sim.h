@@ -224,6 +224,7 @@ host_block *sim_host_block_at(uint64_t address);
 /* Can this process touch all of it? Not where nothing is mapped or nobody has access. */
 bool sim_reachable(uint64_t address, uint64_t bytes);
 CUresult sim_reserve(uint64_t size, uint64_t alignment, uint64_t hint, CUdeviceptr *address);
+CUresult sim_reserve_chunk(uint64_t size, CUdeviceptr *address); /* for allocations: upwards */
 CUresult sim_unreserve(uint64_t address, uint64_t size);
 CUresult sim_frame_create(int device, uint64_t size, int types, frame_handle **out);
 void sim_handle_settle(frame_handle *h); /* gone, if nothing holds it any more */

@@ -4,16 +4,13 @@
  *
  * Linked against the simulated GPU, and imported only where that is started.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_sim.h"
 
 #include <pthread.h>
-#include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "ebbtide_sim.h"
-
-enum { MOST_RANGES = 1024, MOST_DEVICES = 16, CAPTURING = 900 };
+enum { MOST_DEVICES = 16, CAPTURING = 900 };
 
 /* Functions of the simulated driver, asked of itself when the module is loaded. */
 extern int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
@@ -140,30 +137,118 @@ static void run_node(void *data)
     PyGILState_Release(state);
 }
 
+/* ---- Ranges ------------------------------------------------------------------------------------- */
+
+static PyTypeObject *ranges_type;
+
+ranges *ranges_of(PyObject *object)
+{
+    if (Py_TYPE(object) == ranges_type)
+        return (ranges *)object;
+    PyErr_SetString(PyExc_TypeError, "not a Ranges");
+    return NULL;
+}
+
+int ranges_add(ranges *r, uint64_t address, uint64_t bytes, int access)
+{
+    if (bytes == 0)
+        return 0;
+    if (r->count == r->capacity) {
+        size_t size = 2 * r->capacity * sizeof *r->list;
+        ebbsim_range *more = PyMem_Realloc(r->list == r->few ? NULL : r->list, size);
+        if (!more) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        if (r->list == r->few)
+            memcpy(more, r->few, sizeof r->few);
+        r->list = more;
+        r->capacity *= 2;
+    }
+    r->list[r->count++] = (ebbsim_range){.address = address, .bytes = bytes, .access = access};
+    return 0;
+}
+
+int ranges_hold(const ranges *r, uint64_t address, size_t first)
+{
+    for (size_t i = 0; i < r->count && i < first; i++)
+        if (address - r->list[i].address < r->list[i].bytes)
+            return 1;
+    return 0;
+}
+
+static PyObject *ranges_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args, (void)kwargs;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    ranges *r = (ranges *)allocate(type, 0);
+    if (r) {
+        r->list = r->few;
+        r->capacity = sizeof r->few / sizeof *r->few;
+    }
+    return (PyObject *)r;
+}
+
+static void ranges_dealloc(PyObject *self)
+{
+    ranges *r = (ranges *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    if (r->list != r->few)
+        PyMem_Free(r->list);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static Py_ssize_t ranges_length(PyObject *self)
+{
+    return (Py_ssize_t)((ranges *)self)->count;
+}
+
+/* add(address, bytes, access) */
+static PyObject *ranges_add_method(PyObject *self, PyObject *args)
+{
+    unsigned long long address, bytes;
+    int access;
+    if (!PyArg_ParseTuple(args, "KKi", &address, &bytes, &access) ||
+        ranges_add((ranges *)self, address, bytes, access))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef ranges_methods[] = {
+    {"add", ranges_add_method, METH_VARARGS, "One range more: (address, bytes, access)."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot ranges_slots[] = {
+    {Py_tp_doc, "The memory that one operator reads and writes."},
+    {Py_tp_new, (void *)ranges_new},
+    {Py_tp_dealloc, (void *)ranges_dealloc},
+    {Py_tp_methods, ranges_methods},
+    {Py_sq_length, (void *)ranges_length},
+    {0, NULL},
+};
+
+static PyType_Spec ranges_spec = {
+    .name = "ebbtide._sim.Ranges",
+    .basicsize = sizeof(ranges),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = ranges_slots,
+};
+
 /* ---- an operator has run ------------------------------------------------------------------------ */
 
-/* Queue a work whose ranges are the arguments from `arguments` on, three to a range. */
-static int launch(int device, void *stream, PyObject *name, double flops, PyObject *callable,
-                  PyObject *const *arguments, size_t range_count)
+static int launch(int device, void *stream, const char *name, double flops, PyObject *callable,
+                  const ranges *r)
 {
-    ebbsim_range few[16], *ranges = few;
-    if (range_count > 16 && !(ranges = PyMem_Malloc(range_count * sizeof *ranges))) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (size_t i = 0; i < range_count; i++) {
-        ranges[i].address = PyLong_AsUnsignedLongLong(arguments[3 * i]);
-        ranges[i].bytes = PyLong_AsUnsignedLongLong(arguments[1 + 3 * i]);
-        ranges[i].access = (int)PyLong_AsLong(arguments[2 + 3 * i]);
-    }
     ebbsim_work work = {.size = sizeof work,
-                        .name = PyBytes_AsString(name),
-                        .ranges = ranges,
-                        .range_count = range_count,
+                        .name = name,
+                        .ranges = r->list,
+                        .range_count = r->count,
                         .flops = flops,
                         .now = 1};
     void *before = NULL;
-    int code = PyErr_Occurred() ? 1 : enter_device(device, &before);
+    int code = enter_device(device, &before);
     node *n = code || !callable ? NULL : malloc(sizeof *n);
     if (n) { /* from here on the simulator's, which releases it */
         Py_INCREF(callable);
@@ -178,55 +263,62 @@ static int launch(int device, void *stream, PyObject *name, double flops, PyObje
         Py_END_ALLOW_THREADS;
         leave_device(before);
     }
-    if (ranges != few)
-        PyMem_Free(ranges);
-    return PyErr_Occurred() ? -1 : check(code, work.name);
+    return check(code, name);
 }
 
+/* touched(device, stream, name, flops, ranges): an operator has run.
+   captured(device, stream, name, flops, ranges, callable): the stream is capturing; this does it. */
 static PyObject *note(PyObject *const *arguments, Py_ssize_t count, int captured)
 {
-    Py_ssize_t fixed = 4 + captured;
-    if (count < fixed || (count - fixed) % 3 != 0 || (count - fixed) / 3 > MOST_RANGES)
-        return PyErr_Format(PyExc_TypeError,
-                            "(device, stream, name, flops%s, address, bytes, access, ...)",
+    ranges *r = count == 5 + captured ? ranges_of(arguments[4]) : NULL;
+    if (!r)
+        return PyErr_Format(PyExc_TypeError, "(device, stream, name, flops, ranges%s)",
                             captured ? ", callable" : "");
     let_go();
     int device = (int)PyLong_AsLong(arguments[0]);
     void *stream = PyLong_AsVoidPtr(arguments[1]);
     double flops = PyFloat_AsDouble(arguments[3]);
-    PyObject *name = PyErr_Occurred() ? NULL : PyUnicode_AsUTF8String(arguments[2]);
-    if (!name)
-        return NULL;
-    int failed = launch(device, stream, name, flops, captured ? arguments[4] : NULL,
-                        arguments + fixed, (size_t)(count - fixed) / 3);
-    Py_DECREF(name);
-    if (failed)
+    const char *name = PyErr_Occurred() ? NULL : PyUnicode_AsUTF8AndSize(arguments[2], NULL);
+    if (!name || launch(device, stream, name, flops, captured ? arguments[5] : NULL, r))
         return NULL;
     Py_RETURN_NONE;
 }
 
-/* touched(device, stream, name, flops, address, bytes, access, ...) */
 static PyObject *touched(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
     return note(arguments, count, 0);
 }
 
-/* captured(device, stream, name, flops, callable, address, bytes, access, ...) */
 static PyObject *captured(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
     return note(arguments, count, 1);
 }
 
+#define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
 static PyMethodDef methods[] = {
-    {"catch_up", (PyCFunction)(void (*)(void))catch_up, METH_FASTCALL,
-     "What the stream's next work is ordered after has its effect."},
-    {"touched", (PyCFunction)(void (*)(void))touched, METH_FASTCALL,
-     "An operator has run: what it read and wrote."},
-    {"captured", (PyCFunction)(void (*)(void))captured, METH_FASTCALL,
-     "An operator was captured: what does it again, and what that reads and writes."},
+    {"catch_up", FAST(catch_up), "What the stream's next work is ordered after has its effect."},
+    {"touched", FAST(touched), "An operator has run: what it read and wrote."},
+    {"captured", FAST(captured), "An operator was captured: what does it again."},
+    {"bind", FAST(tensors_bind), "PyTorch's functions."},
+    {"know", FAST(tensors_know), "A dtype, by a tensor that has it."},
+    {"forget", FAST(tensors_forget), "No alias is given out again."},
+    {"reach", FAST(tensors_reach), "The alias of a CUDA tensor."},
+    {"convert", FAST(tensors_convert), "An operator's arguments for the CPU's kernel."},
+    {"lift", FAST(tensors_lift), "A CUDA tensor with a CPU tensor's contents."},
     {NULL, NULL, 0, NULL},
+};
+
+static int add_types(PyObject *self)
+{
+    ranges_type = (PyTypeObject *)PyType_FromSpec(&ranges_spec);
+    return ranges_type ? PyModule_AddType(self, ranges_type) : -1;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)add_types},
+    {0, NULL},
 };
 
 static PyModuleDef module = {
@@ -234,6 +326,7 @@ static PyModuleDef module = {
     .m_name = "ebbtide._sim",
     .m_doc = "What PyTorch's redirected operators tell the simulated GPU.",
     .m_methods = methods,
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__sim(void); /* Python's own headers do not declare it */

@@ -95,6 +95,22 @@ static void each_card_has_its_own_memory(void)
     CHECK_EQ(create(&k, 2, 0, &handle), CUDA_ERROR_INVALID_DEVICE);
 }
 
+/* As a GPU's driver does it, and PyTorch's allocator notices. */
+static void allocations_grow_upwards_and_fill_gaps(void)
+{
+    kit k;
+    ebbsim_card card = card_of(64 * (uint64_t)MIB);
+    kit_start_cards(&k, 1, &card, 1);
+    CUdeviceptr at[3], again = 0;
+    for (int i = 0; i < 3; i++) {
+        OK(k.driver.cuMemAlloc(&at[i], 2 * (size_t)MIB));
+    }
+    CHECK(at[0] < at[1] && at[1] < at[2]);
+    OK(k.driver.cuMemFree(at[1]));
+    OK(k.driver.cuMemAlloc(&again, 2 * (size_t)MIB));
+    CHECK_EQ(again, at[1]);
+}
+
 static void a_context_takes_its_share_once(void)
 {
     kit k;
@@ -383,6 +399,7 @@ int main(int argc, char **argv)
     }
     RUN(cards_are_told_apart);
     RUN(each_card_has_its_own_memory);
+    RUN(allocations_grow_upwards_and_fill_gaps);
     RUN(a_context_takes_its_share_once);
     RUN(somebody_elses_use_comes_and_goes);
     RUN(cards_that_make_no_sense_are_refused);

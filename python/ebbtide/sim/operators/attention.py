@@ -1,7 +1,7 @@
 """Fused attention: the GPU operators' outputs and memory, computed by the CPU's fused kernels.
 
 Each function here is the CPU's side of an operator that only a GPU has: it takes and returns CPU
-tensors, in the operator's own signature.
+tensors, in the operator's own signature. None draws random numbers: there is no dropout.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from typing import Any
 import torch
 
 Tensor = torch.Tensor
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default._op
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
+
+_SEED = torch.zeros((), dtype=torch.int64, device="cpu")
+LSE_ALIGNMENT = 32  # to which the memory-efficient kernels pad a row of logarithms
 
 
 def _no_dropout(p: float) -> None:
@@ -23,8 +26,14 @@ def _no_dropout(p: float) -> None:
         )
 
 
+def _by_token(tensor: Tensor) -> Tensor:
+    """The same values, stored token by token, with a token's heads side by side."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def _seeds() -> tuple[Tensor, Tensor]:
-    return torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+    """They decide nothing, and a GPU's kernels do not set them either."""
+    return torch.empty_like(_SEED), torch.empty_like(_SEED)
 
 
 # Flash attention's state of random numbers is one tensor of two numbers, and one that is not used;
@@ -106,9 +115,12 @@ def efficient(
     output, logsumexp = _forward(
         query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
     )
+    padding = -logsumexp.size(2) % LSE_ALIGNMENT
     if not compute_log_sumexp:
         logsumexp = logsumexp.new_empty((query.size(0), query.size(1), 0))
-    return output, logsumexp, *_seeds()
+    elif padding:
+        logsumexp = torch.nn.functional.pad(logsumexp, (0, padding))
+    return _by_token(output), logsumexp, *_seeds()
 
 
 def efficient_backward(
@@ -133,18 +145,19 @@ def efficient_backward(
             "the gradient of attention's bias cannot run on the simulated GPU: the CPU's fused "
             "kernels have none. torch.nn.attention.sdpa_kernel(SDPBackend.MATH) does it"
         )
-    q, k, v = _backward(
+    gradients = _backward(
         grad_out,
         query,
         key,
         value,
         out,
-        logsumexp,
+        logsumexp[..., : query.size(2)],
         0.0,
         is_causal,
         attn_mask=attn_bias,
         scale=scale,
     )
+    q, k, v = map(_by_token, gradients)
     return q, k, v, None
 
 

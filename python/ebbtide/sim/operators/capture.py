@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ebbtide import _sim
-from ebbtide.sim.operators.memory import alias
+from ebbtide.sim.operators.memory import Ranges, alias
 
 Tensor = torch.Tensor
 
@@ -27,20 +27,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield leaf
 
 
-def _fill(targets: list[Tensor], result: Any) -> None:
-    for target, source in zip(targets, _tensors(result), strict=True):
-        if target.data_ptr() != source.data_ptr():
-            target.copy_(source)
-
-
 def capture(
     run: Callable[[], Any],
+    run_again: Callable[[], Any],
     finish: Callable[[Any], Any],
     written: list[Tensor],
     note: Callable[[Callable[[], None]], None],
 ) -> Any:
-    """Capture one operator. `run` gives CPU results, `finish` makes CUDA results of them, `written`
-    are the CUDA tensors it writes to, `note` tells the simulator, once the ranges are known."""
+    """Capture one operator. `run` gives CPU results, and so does `run_again` at each launch;
+    `finish` makes CUDA results of them, `written` are the CUDA tensors it writes to, `note` tells
+    the simulator, once the ranges are known."""
     kept = [(a, a.clone()) for a in map(alias, written)]
     result = finish(run())
     for memory, before in kept:
@@ -50,15 +46,15 @@ def capture(
     def again() -> None:
         # Graphs are launched from anywhere; autograd has no part in it.
         with torch.no_grad():
-            _fill(targets, run())
+            for target, source in zip(targets, _tensors(run_again()), strict=True):
+                if target.data_ptr() != source.data_ptr():
+                    target.copy_(source)
 
     note(again)
     return result
 
 
-def capture_copy(
-    index: int, stream: int, to: Tensor, source: Tensor, ranges: tuple[int, ...]
-) -> None:
+def capture_copy(index: int, stream: int, to: Tensor, source: Tensor, ranges: Ranges) -> None:
     """Capture a copy that a kernel would do."""
     target, origin = alias(to), alias(source)
 
@@ -66,7 +62,7 @@ def capture_copy(
         with torch.no_grad():
             target.copy_(origin)
 
-    _sim.captured(index, stream, "aten::copy_", 0.0, again, *ranges)
+    _sim.captured(index, stream, "aten::copy_", 0.0, ranges, again)
 
 
 def order_seeds() -> None:

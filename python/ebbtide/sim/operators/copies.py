@@ -11,7 +11,8 @@ import torch
 
 from ebbtide import _sim
 from ebbtide.sim.operators.capture import capture_copy
-from ebbtide.sim.operators.memory import alias, span
+from ebbtide.sim.operators.memory import Ranges, alias, span
+from ebbtide.sim.operators.plan import READ, WRITE
 
 _stream_of = torch._C._cuda_getCurrentRawStream
 _copy = torch.ops.aten.copy_.default.redispatch
@@ -56,13 +57,14 @@ def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) 
         return native_copy_(self, source, non_blocking)
     index = self.device.index
     stream = _stream_of(index)
-    to, from_ = span(self), span(source)
-    ranges = (*from_, 1, *to, 2) if to[1] and from_[1] else ()
+    ranges = Ranges()
+    ranges.add(*span(source), READ)
+    ranges.add(*span(self), WRITE)
     if _sim.catch_up(index, stream):
         capture_copy(index, stream, self, source, ranges)
         return self
     alias(self).copy_(alias(source))
-    _sim.touched(index, stream, "aten::copy_", 0.0, *ranges)
+    _sim.touched(index, stream, "aten::copy_", 0.0, ranges)
     return self
 
 

@@ -90,6 +90,12 @@ def _refuse(name: str) -> Callable[..., Any]:
     return refuse
 
 
+def _redirected(name: str, kernel: Callable[..., Any] | None) -> Callable[..., Any]:
+    function = redirect(_overload(name), kernel, WRITES.get(name, frozenset()))
+    wrapper = temporaries.WRAPPERS.get(name)
+    return function if wrapper is None else wrapper(function)
+
+
 def _functions() -> Iterator[tuple[str, str, Any]]:
     """Every operator to register: its name, the dispatch key, the function."""
     kernels = {
@@ -108,18 +114,12 @@ def _functions() -> Iterator[tuple[str, str, Any]]:
         if name in special:
             yield name, "CUDA", special[name]
         elif name in kernels:
-            kernel = kernels[name]
-            yield name, "CUDA", redirect(_overload(name), kernel, WRITES.get(name, frozenset()))
+            yield name, "CUDA", _redirected(name, kernels[name])
         elif name not in NATIVE and (has(name, "CUDA") or name in ALSO):
             if not computed(name, "CPU"):
                 yield name, "CUDA", _refuse(name)
-            else:
-                op = _overload(name)
-                if not _is_view(op._schema):
-                    function = redirect(op, None, WRITES.get(name, frozenset()))
-                    if name in temporaries.REDUCTIONS:
-                        function = temporaries.with_buffers(function)
-                    yield name, "CUDA", function
+            elif not _is_view(_overload(name)._schema):
+                yield name, "CUDA", _redirected(name, None)
         if name in sparse.NATIVE:
             continue
         for key, host in sparse.KEYS.items():

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ebbtide import _sim
+
+Ranges = _sim.Ranges
+forget = _sim.forget  # no alias is given out again
 CPU = torch.device("cpu")
-# An alias owns nothing, so it stays right for as long as it is asked for by the same address and
-# shape. Past so many they are all forgotten.
-MOST_ALIASES = 8192
+MOST_STORAGES = 8192  # that are kept; past so many they are all forgotten
 
 _storage_at = torch._C._construct_storage_from_data_pointer
 _empty = torch.empty
-_empty_strided = torch.empty_strided
 _in_inference = torch.is_inference_mode_enabled
-_move = ctypes.memmove
 
-Reach = tuple[torch.Tensor, int, int]
 _storages: dict[tuple[int, int], Any] = {}
-_aliases: dict[tuple[Any, ...], Reach] = {}
 
 
-def _over(tensor: torch.Tensor, storage: Any) -> torch.Tensor:
+def _over(tensor: torch.Tensor) -> torch.Tensor:
     """A new CPU tensor over a CUDA tensor's memory."""
-    key = (storage.data_ptr(), storage.nbytes())
+    key = storage_of(tensor)
     host = _storages.get(key)
     if host is None:
-        if len(_storages) >= MOST_ALIASES:
+        if len(_storages) >= MOST_STORAGES:
             _storages.clear()
         # One storage for all aliases of one memory: kernels look for overlaps by that.
         host = _storages[key] = _storage_at(key[0], CPU, key[1])
@@ -42,90 +43,35 @@ def _over(tensor: torch.Tensor, storage: Any) -> torch.Tensor:
     return other
 
 
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address and size of a tensor's storage. Not by untyped_storage(), where it can be helped:
+    autograd adds gradients up in place only where Python has not seen the storage."""
+    if tensor.numel() == 0:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    size = ctypes.c_int64()
+    if _storage_size(ctypes.byref(ctypes.c_void_p(tensor._cdata)), ctypes.byref(size)):
+        raise RuntimeError("PyTorch does not say how large a tensor's storage is")
+    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size(), size.value
+
+
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the same memory as a CUDA tensor: same shape, strides, dtype and bits."""
-    return _over(tensor, tensor.untyped_storage())
-
-
-def reach(tensor: torch.Tensor) -> Reach:
-    """An alias, and the memory it reaches over. The alias is kept and given out again: it must not
-    get another shape."""
-    storage = tensor.untyped_storage()
-    key = (
-        storage.data_ptr(),
-        storage.nbytes(),
-        tensor.storage_offset(),
-        tensor.size(),
-        tensor.stride(),
-        tensor.dtype,
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
-    found = _aliases.get(key)
-    if found is None:
-        if len(_aliases) >= MOST_ALIASES:
-            _aliases.clear()
-        if _in_inference():
-            # Made in inference mode it could not be written to outside of it.
-            with torch.inference_mode(False):
-                found = (_over(tensor, storage), *span(tensor))
-        else:
-            found = (_over(tensor, storage), *span(tensor))
-        if found[2]:
-            # Empty tensors have all one address, and yet are not one tensor.
-            _aliases[key] = found
-    return found
-
-
-def reach_all(tensors: list[Any], index: int, ranges: list[int], access: int) -> list[Any] | None:
-    """The aliases of a list of tensors that are all on one device; `ranges` gets what they reach
-    over. None: they are not, or not all there. As reach(), written out: lists are long."""
-    made = []
-    get = _aliases.get
-    for tensor in tensors:
-        if tensor is None or tensor.get_device() != index:
-            return None
-        storage = tensor.untyped_storage()
-        found = get(
-            (
-                storage.data_ptr(),
-                storage.nbytes(),
-                tensor.storage_offset(),
-                tensor.size(),
-                tensor.stride(),
-                tensor.dtype,
-                tensor.is_conj(),
-                tensor.is_neg(),
-            )
-        ) or reach(tensor)
-        made.append(found[0])
-        if found[2]:
-            ranges += (found[1], found[2], access)
-    return made
-
-
-def forget() -> None:
-    """No alias is given out again."""
-    _aliases.clear()
-
-
-def lifted(result: torch.Tensor, device: torch.device) -> Reach:
-    """A CUDA tensor with a CPU result's contents, from PyTorch's CUDA allocator, and the memory it
-    reaches over."""
-    if result.is_conj() or result.is_neg():
-        result = result.resolve_conj().resolve_neg()
-    made = _empty_strided(result.size(), result.stride(), dtype=result.dtype, device=device)
-    at = made.data_ptr()
-    # The same strides reach over as many bytes, with or without gaps.
-    start, size = span(result)
-    if size:
-        _move(at, start, size)
-    return made, at, size
+    if _in_inference():
+        # Made in inference mode it could not be written to outside of it.
+        with torch.inference_mode(False):
+            return _over(tensor)
+    return _over(tensor)
 
 
 def lift(result: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A CUDA tensor with a CPU result's contents."""
-    return lifted(result, device)[0]
+    """A CUDA tensor with a CPU result's contents, from PyTorch's CUDA allocator."""
+    made = _sim.lift(result, device, Ranges(), 0)
+    if made is None:
+        raise NotImplementedError(
+            f"a result of {result.dtype} and {result.layout} cannot come to the simulated GPU"
+        )
+    return made
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -138,3 +84,60 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
         extent += (size - 1) * stride
     return tensor.data_ptr(), extent * tensor.element_size()
+
+
+# ---- what _tensors.c is told of this PyTorch -----------------------------------------------------
+
+_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+_storage_size = _library.aoti_torch_get_storage_size
+# In the order of the struct there.
+_FUNCTIONS = (
+    "layout",
+    "data_ptr",
+    "storage_size",
+    "storage_offset",
+    "dim",
+    "sizes",
+    "strides",
+    "dtype",
+    "device_type",
+    "device_index",
+)
+
+
+def _reached(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    return alias(tensor), *span(tensor)
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg()
+
+
+def _bind() -> None:
+    addresses = []
+    for name in _FUNCTIONS:
+        function = getattr(_library, f"aoti_torch_get_{name}", None)
+        addresses.append(ctypes.cast(function, ctypes.c_void_p).value if function else 0)
+    if 0 in addresses[1:]:
+        raise ImportError("this PyTorch's C interface lacks a function")
+    sample = torch.empty(0, device=CPU)
+    _sim.bind(
+        tuple(addresses),
+        sample,
+        sample._cdata,
+        torch._C.TensorBase,
+        torch.Tensor.is_conj,
+        torch.Tensor.is_neg,
+        _reached,
+        torch.empty_strided,
+        _resolved,
+        torch.strided,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some dtypes are experimental
+        for dtype in {d for d in vars(torch).values() if isinstance(d, torch.dtype)}:
+            with suppress(RuntimeError):  # no tensor can have it
+                _sim.know(torch.empty(0, dtype=dtype, device=CPU), dtype, dtype.itemsize)
+
+
+_bind()

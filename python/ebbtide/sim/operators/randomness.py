@@ -7,10 +7,12 @@ The numbers themselves are the CPU's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 import torch
+
+_capturing = torch.cuda.is_current_stream_capturing
 
 # PyTorch counts offsets in steps of four.
 STEP = 4
@@ -24,26 +26,32 @@ def _mix(seed: int, offset: int) -> int:
     return (z ^ (z >> 31)) >> 1
 
 
-def draw(generator: torch.Generator | None, device: int) -> torch.Generator:
-    """A CPU generator for one operator; the CUDA generator moves on."""
-    if torch.cuda.is_current_stream_capturing():
-        return torch.Generator()  # what is drawn now is thrown away; each launch draws for itself
+def _next_seed(generator: torch.Generator | None, device: int) -> int:
+    """What seeds the CPU's generator for one operator; the CUDA generator moves on."""
     if generator is None:
-        torch.cuda.init()
+        if not torch.cuda.default_generators:
+            torch.cuda.init()
         generator = torch.cuda.default_generators[device]
     offset = generator.get_offset()
     generator.set_offset(offset + STEP)
-    return torch.Generator().manual_seed(_mix(generator.initial_seed(), offset))
+    return _mix(generator.initial_seed(), offset)
 
 
-@contextmanager
-def default_from(device: int) -> Iterator[None]:
-    """Within it the CPU's default generator gives what the CUDA one would: for operators that draw
-    random numbers without taking a generator."""
+def draw(generator: torch.Generator | None, device: int) -> torch.Generator:
+    """A CPU generator for one operator."""
+    made = torch.Generator()
+    # What is drawn during a capture is thrown away; each launch draws for itself.
+    return made if _capturing() else made.manual_seed(_next_seed(generator, device))
+
+
+def with_default(device: int, kernel: Callable[[], Any]) -> Any:
+    """Run an operator that draws random numbers without taking a generator: the CPU's default one
+    gives what the CUDA one would, and is put back."""
     default = torch.default_generator
     state = default.get_state()
-    default.set_state(draw(None, device).get_state())
+    if not _capturing():
+        default.manual_seed(_next_seed(None, device))
     try:
-        yield
+        return kernel()
     finally:
         default.set_state(state)

@@ -1,8 +1,10 @@
 """cuDNN's recurrent networks, computed by the CPU's, forward and backward.
 
 `forward` and `backward` are the CPU's side of _cudnn_rnn and _cudnn_rnn_backward: CPU tensors in,
-CPU tensors out. The backward pass runs the CPU's forward again with autograd, which needs a thread
-of its own: inside an operator autograd is switched off for the thread that runs it.
+CPU tensors out. Their operators have 16 and 22 arguments, most of them the same and only passed on,
+so they take them by name, from one dictionary. The backward pass runs the CPU's forward again with
+autograd, which needs a thread of its own: inside an operator autograd is switched off for the
+thread that runs it.
 
 PyTorch's lstm(), gru() and rnn_*() ask the cuDNN library how large its buffer is before they call
 _cudnn_rnn, so they are replaced too, by functions that just call it.
@@ -10,12 +12,14 @@ _cudnn_rnn, so they are replaced too, by functions that just call it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 Tensor = torch.Tensor
+Function = Callable[..., Any]
 
 # cuDNN's numbers for the kinds of cell.
 RELU, TANH, LSTM, GRU = range(4)
@@ -25,27 +29,17 @@ _threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ebbtide-rnn")
 
 
 class Network:
-    """One call's parameters."""
+    """What one call's arguments say of the network, whatever it computes."""
 
-    def __init__(
-        self,
-        weights: list[Tensor],
-        stride0: int,
-        mode: int,
-        proj_size: int,
-        num_layers: int,
-        batch_first: bool,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_sizes: list[int],
-    ) -> None:
+    def __init__(self, arguments: dict[str, Any], weights: list[Tensor]) -> None:
+        sizes = arguments["batch_sizes"]
         self.weights = weights
-        self.mode = mode
-        self.packed = torch.tensor(batch_sizes) if batch_sizes else None
-        biases = stride0 - (1 if proj_size else 0) == 4
-        self.rest = (biases, num_layers, dropout, train, bidirectional)
-        self.batch_first = batch_first
+        self.mode = arguments["mode"]
+        self.packed = torch.tensor(sizes) if sizes else None
+        self.batch_first = arguments["batch_first"]
+        biases = arguments["weight_stride0"] - (1 if arguments["proj_size"] else 0) == 4
+        names = ("num_layers", "dropout", "train", "bidirectional")
+        self.rest = (biases, *(arguments[name] for name in names))
 
     def __call__(self, input: Tensor, hx: Tensor, cx: Tensor | None) -> tuple[Tensor, ...]:
         function = getattr(torch._VF, _FUNCTIONS[self.mode])
@@ -55,104 +49,60 @@ class Network:
         return function(input, state, self.weights, *self.rest, self.batch_first)
 
 
-def forward(
-    input: Tensor,
-    weight: list[Tensor],
-    weight_stride0: int,
-    weight_buf: Tensor | None,
-    hx: Tensor,
-    cx: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: list[int],
-    dropout_state: Tensor | None,
-) -> tuple[Tensor, ...]:
-    network = Network(
-        weight,
-        weight_stride0,
-        mode,
-        proj_size,
-        num_layers,
-        batch_first,
-        dropout,
-        train,
-        bidirectional,
-        batch_sizes,
-    )
+def _named(op: Any) -> Callable[[Function], Function]:
+    """A kernel that takes its operator's arguments by their names, in one dictionary."""
+    names = [a.name for a in op._schema.arguments]
+
+    def decorate(function: Function) -> Function:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            return function({**dict(zip(names, args, strict=False)), **kwargs})
+
+        return kernel
+
+    return decorate
+
+
+@_named(torch.ops.aten._cudnn_rnn.default)
+def forward(arguments: dict[str, Any]) -> tuple[Tensor, ...]:
+    input = arguments["input"]
+    network = Network(arguments, arguments["weight"])
     # What dropout draws must be drawn again by the backward pass: the reserve keeps where it began.
+    train = arguments["train"]
     reserve = torch.get_rng_state() if train else torch.empty(0, dtype=torch.uint8)
-    output, hy, *more = network(input, hx, cx)
+    output, hy, *more = network(input, arguments["hx"], arguments["cx"])
     cy = more[0] if more else torch.empty(0, dtype=input.dtype)
     # Fresh tensors, that share no memory with each other: the GPU's do not.
     return output.clone(), hy.clone(), cy.clone(), reserve, torch.empty(0, dtype=input.dtype)
 
 
-def backward(
-    input: Tensor,
-    weight: list[Tensor],
-    weight_stride0: int,
-    weight_buf: Tensor,
-    hx: Tensor,
-    cx: Tensor | None,
-    output: Tensor,
-    grad_output: Tensor | None,
-    grad_hy: Tensor | None,
-    grad_cy: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: list[int],
-    dropout_state: Tensor | None,
-    reserve: Tensor,
-    output_mask: list[bool],
-) -> tuple[Any, ...]:
-    def run() -> tuple[Tensor | None, ...]:
-        with torch.enable_grad():
-            x, h = input.detach().requires_grad_(), hx.detach().requires_grad_()
-            c = None if cx is None else cx.detach().requires_grad_()
-            weights = [w.detach().requires_grad_() for w in weight]
-            if dropout > 0:
-                torch.set_rng_state(reserve.clone())
-            network = Network(
-                weights,
-                weight_stride0,
-                mode,
-                proj_size,
-                num_layers,
-                batch_first,
-                dropout,
-                train,
-                bidirectional,
-                batch_sizes,
-            )
-            results = network(x, h, c)
-            pairs = [
-                (r, g)
-                for r, g in zip(results, (grad_output, grad_hy, grad_cy), strict=False)
-                if g is not None
-            ]
-            leaves = [x, h, *([] if c is None else [c]), *weights]
-            return torch.autograd.grad(
-                [r for r, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True
-            )
+def _gradients(arguments: dict[str, Any]) -> tuple[Tensor | None, ...]:
+    """Those of input, hx, cx where there is one, and the weights, by autograd."""
+    with torch.enable_grad():
+        inputs = [arguments[name] for name in ("input", "hx", "cx")]
+        x, h, c = (None if t is None else t.detach().requires_grad_() for t in inputs)
+        weights = [w.detach().requires_grad_() for w in arguments["weight"]]
+        if arguments["dropout"] > 0:
+            torch.set_rng_state(arguments["reserve"].clone())
+        results = Network(arguments, weights)(x, h, c)
+        given = [arguments[name] for name in ("grad_output", "grad_hy", "grad_cy")]
+        pairs = [(r, g) for r, g in zip(results, given, strict=False) if g is not None]
+        leaves = [x, h, *([] if c is None else [c]), *weights]
+        return torch.autograd.grad(
+            [r for r, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True
+        )
 
-    state = torch.get_rng_state() if dropout > 0 else None
-    x, h, *rest = _threads.submit(run).result()
+
+@_named(torch.ops.aten._cudnn_rnn_backward.default)
+def backward(arguments: dict[str, Any]) -> tuple[Any, ...]:
+    state = torch.get_rng_state() if arguments["dropout"] > 0 else None
+    x, h, *rest = _threads.submit(_gradients, arguments).result()
     if state is not None:
         torch.set_rng_state(state)
-    c = rest.pop(0) if cx is not None else None
-    zeros = [g if g is not None else torch.zeros_like(w) for g, w in zip(rest, weight, strict=True)]
+    c = rest.pop(0) if arguments["cx"] is not None else None
+    weights = arguments["weight"]
+    zeros = [
+        g if g is not None else torch.zeros_like(w) for g, w in zip(rest, weights, strict=True)
+    ]
     return x, h, c, zeros
 
 

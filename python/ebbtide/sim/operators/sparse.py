@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ebbtide import _sim
-from ebbtide.sim.operators.memory import CPU, alias, lift, span
-from ebbtide.sim.operators.redirect import READ, WRITE, Function, Plan, _explained, tell
+from ebbtide.sim.operators.memory import CPU, Ranges, alias, span
+from ebbtide.sim.operators.plan import READ, WRITE, Function, Plan, differ, explained
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -88,28 +88,22 @@ def rebuild(like: Tensor, made: list[Tensor], device: torch.device) -> Tensor:
     )
 
 
-def to_cpu(tensor: Tensor, ranges: list[int], access: int) -> Tensor:
+def to_cpu(tensor: Tensor, ranges: Ranges, access: int) -> Tensor:
     """A CPU tensor of the same layout over the same memory."""
     made = []
     for part in parts(tensor):
-        start, size = span(part)
-        if size:
-            ranges += (start, size, access)
+        ranges.add(*span(part), access)
         made.append(alias(part))
     return rebuild(tensor, made, CPU)
 
 
-def to_cuda(result: Any, device: torch.device, ranges: list[int]) -> Any:
+def to_cuda(result: Any, device: torch.device, ranges: Ranges) -> Any:
     """New results, of any layout, as CUDA tensors."""
     if isinstance(result, (list, tuple)):
         return type(result)(to_cuda(r, device, ranges) for r in result)
     if not isinstance(result, Tensor) or result.is_cuda:
         return result
-    made = [lift(part, device) for part in parts(result)]
-    for part in made:
-        start, size = span(part)
-        if size:
-            ranges += (start, size, WRITE)
+    made = [_sim.lift(part, device, ranges, 0) for part in parts(result)]
     return rebuild(result, made, device)
 
 
@@ -118,7 +112,7 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
     return all(x.data_ptr() == y.data_ptr() and x.size() == y.size() for x, y in pairs)
 
 
-def write_back(own: Tensor, result: Tensor, ranges: list[int]) -> None:
+def write_back(own: Tensor, result: Tensor, ranges: Ranges) -> None:
     """What a kernel made of an alias of `own` becomes its contents, if it is not already."""
     if own.layout == torch.strided:
         if own.size() != result.size():
@@ -148,7 +142,7 @@ def redirect_sparse(op: Any) -> Function:
     access.update({name: WRITE for name in plan.outs})
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        ranges: list[int] = []
+        ranges = Ranges()
         index = -1
         written: list[tuple[Tensor, Tensor]] = []
 
@@ -163,10 +157,7 @@ def redirect_sparse(op: Any) -> Function:
             if index < 0:
                 index = value.get_device()
             elif index != value.get_device():
-                raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two "
-                    f"devices, cuda:{index} and {value.device}! (in {plan.name})"
-                )
+                raise differ(plan.name, f"cuda:{index}", value.device)
             flags = access.get(name, READ)
             if name in plan.outs and value.layout == torch.strided:
                 made = torch.empty(0, dtype=value.dtype, device=CPU)
@@ -189,7 +180,7 @@ def redirect_sparse(op: Any) -> Function:
         try:
             result = plan.run(cpu_args, cpu_kwargs, index)
         except RuntimeError as error:
-            other = _explained(plan.name, error)
+            other = explained(plan.name, error)
             if other is error:
                 raise
             raise other from None
@@ -207,7 +198,7 @@ def redirect_sparse(op: Any) -> Function:
                 to_cuda(r, device, ranges) if name is None else plan.argument(name, args, kwargs)
                 for name, r in zip(plan.results, result or (), strict=True)
             )
-        tell(index, stream, plan.name, 0.0, ranges)
+        _sim.touched(index, stream, plan.name, 0.0, ranges)
         return result
 
     return call

@@ -1,0 +1,150 @@
+"""What is known of an operator before it is called, and the errors that name it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ebbtide.sim.operators import attention
+from ebbtide.sim.operators.cost import formula
+from ebbtide.sim.operators.randomness import draw, with_default
+
+READ, WRITE = 1, 2
+# What an argument can be, by its type in the schema.
+TENSOR, TENSORS, DEVICE = 0, 1, 2
+KINDS = {
+    "Tensor": TENSOR,
+    "Optional[Tensor]": TENSOR,
+    "List[Tensor]": TENSORS,
+    "List[Optional[Tensor]]": TENSORS,
+    "Optional[List[Tensor]]": TENSORS,
+    "Device": DEVICE,
+    "Optional[Device]": DEVICE,
+}
+
+Function = Callable[..., Any]
+
+# Operators that take tensors of another device on purpose: indices, lengths, small parameters.
+# The first tensor says where they run.
+MIXES_DEVICES = {
+    "aten::index.Tensor",
+    "aten::index.Tensor_out",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index.Tensor",
+    "aten::_foreach_copy_",
+    "aten::_ctc_loss.Tensor",
+    "aten::_ctc_loss",
+    "aten::_ctc_loss_backward",
+    "aten::_ctc_loss_backward.Tensor",
+    "aten::_fused_adam_",
+    "aten::_fused_adamw_",
+    "aten::_fused_sgd_",
+    "aten::_fused_adagrad_",
+}
+
+# On a GPU these wait for the stream: what they return has a shape that only the data decides.
+WAITS = {
+    "aten::nonzero",
+    "aten::nonzero.out",
+    "aten::masked_select",
+    "aten::masked_select.out",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::unique_dim_consecutive",
+    "aten::bincount",
+    "aten::repeat_interleave.Tensor",
+}
+
+# Results that are on the host on a GPU too, except in a graph, by their places: seeds.
+HOST_RESULTS = {"aten::_scaled_dot_product_efficient_attention": (2, 3)}
+
+_NO_KERNEL = re.compile(r"not implemented for '|Could not run 'aten::|not (?:been )?implemented")
+
+
+def differ(name: str, one: Any, other: Any) -> RuntimeError:
+    return RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"{one} and {other}! (when checking the arguments of {name})"
+    )
+
+
+def explained(name: str, error: Exception) -> Exception:
+    """The CPU's refusal of a dtype, with the operator's name; any other error as it is."""
+    if "simulated GPU" in str(error):
+        return error  # it has been explained
+    if isinstance(error, NotImplementedError) or _NO_KERNEL.search(str(error)):
+        first = str(error).split("\n", 1)[0]
+        return type(error)(
+            f"{name} cannot run on the simulated GPU: the CPU has no kernel for it with these "
+            f"dtypes and layouts ({first})"
+        )
+    return error
+
+
+class Plan:
+    """What is known of an operator before it is called."""
+
+    def __init__(self, op: Any, kernel: Function | None, writes: frozenset[str]) -> None:
+        schema = op._schema
+        self.name = schema.name + ("." + schema.overload_name if schema.overload_name else "")
+        self.kernel = op._op if kernel is None else kernel
+        self.strict = self.name not in MIXES_DEVICES
+        self.flops = formula(schema.name)
+        arguments = schema.arguments
+        self.names = [a.name for a in arguments]
+        self.positions = {name: i for i, name in enumerate(self.names)}
+        infos = [a.alias_info for a in arguments]
+        written = [
+            (info is not None and info.is_write) or name in writes
+            for info, name in zip(infos, self.names, strict=True)
+        ]
+        self.outs = [a.name for a in arguments if a.is_out]
+        # (place, name, kind, access) of each argument that may have to be converted, and the same
+        # as _sim.convert() wants it.
+        self.inputs = [
+            (i, a.name, KINDS[str(a.type)], READ | WRITE if written[i] else READ)
+            for i, a in enumerate(arguments)
+            if str(a.type) in KINDS and not a.is_out
+        ]
+        self.signature = (
+            bytes(n for place, _, kind, access in self.inputs for n in (place, kind, access)),
+            tuple(name for _, name, _, _ in self.inputs),
+        )
+        # Which argument each result is, where it is one.
+        sets = {
+            next(iter(info.before_set)): name
+            for info, name in zip(infos, self.names, strict=True)
+            if info is not None and info.is_write and info.before_set
+        }
+        self.results = [
+            sets.get(next(iter(r.alias_info.before_set), "")) if r.alias_info is not None else None
+            for r in schema.returns
+        ]
+        self.generator = any(str(a.type) == "Optional[Generator]" for a in arguments)
+        draws = torch.Tag.nondeterministic_seeded in op.tags and self.name not in attention.KERNELS
+        self.random = draws and not self.generator
+        self.waits = self.name in WAITS
+        self.host = HOST_RESULTS.get(self.name, ())
+
+    def argument(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        place = self.positions[name]
+        return args[place] if place < len(args) else kwargs.get(name)
+
+    def run(self, args: list[Any], kwargs: dict[str, Any], index: int) -> Any:
+        """The kernel, with the random numbers of a device."""
+        if self.generator:
+            place = self.positions["generator"]
+            if place < len(args):
+                args[place] = draw(args[place], index)
+            else:
+                kwargs["generator"] = draw(kwargs.get("generator"), index)
+            return self.kernel(*args, **kwargs)
+        if self.random:
+            return with_default(index, lambda: self.kernel(*args, **kwargs))
+        return self.kernel(*args, **kwargs)
