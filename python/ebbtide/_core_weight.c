@@ -8,8 +8,7 @@
 
 #include <stdlib.h>
 
-/* The parts of fault and unpin that neither wait nor lock. */
-#include "internal.h"
+#include "fast.h"
 
 /* ---- Weight ------------------------------------------------------------------------------------ */
 
@@ -164,8 +163,10 @@ static PyObject *weight_signature(PyObject *self, void *unused)
         if (stream_for(w->vbar->device, NULL, &stream) < 0)
             return NULL;
         uint64_t again;
-        if (stream != w->filled && fault(w, stream, &again) == EBB_OK)
+        if (stream != w->filled && fault(w, stream, &again) == EBB_OK) {
             unpin(w, stream);
+            w->filled = stream; /* ordered after it, which is as good */
+        }
     }
     return PyLong_FromUnsignedLongLong(w->signature);
 }

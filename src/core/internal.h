@@ -591,15 +591,6 @@ bool ebb__page_evict_locked(ebb__vbar *vbar, uint64_t page, ebb_reason reason) E
 /* VBARs as room.c knows them. */
 extern const ebb__holder ebb__vbar_holder;
 
-/* ---- vbar.c ----------------------------------------------------------------------------------- */
-
-/*
- * What of fault and unpin takes no lock and never waits: for a caller that holds a lock of its own.
- * A hit's signature, or 0: ask ebb_vbar_fault(). Whether it was unpinned: else ask ebb_vbar_unpin().
- */
-uint64_t ebb__vbar_hit(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream);
-bool ebb__vbar_part(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream);
-
 /* ---- stats.c --------------------------------------------------------------------------------- */
 
 /* What is counted in the pages' words, added up. */
@@ -637,6 +628,12 @@ static inline ebb__vbar *ebb__vbar_number(const ebb__device *device, uint32_t in
         return NULL;
     ebb__vbar *vbars = atomic_load_explicit(&device->vbar_chunks[chunk], memory_order_acquire);
     return vbars ? &vbars[index - ebb__vbar_chunk_start(chunk)] : NULL;
+}
+
+/* The device of a VBAR's handle that is known to be good. */
+static inline ebb__device *ebb__vbar_device(ebb_vbar handle)
+{
+    return &ebb__devices[(handle.id >> EBB__DEVICE_SHIFT) - 1];
 }
 
 /* The VBAR behind a handle, without the lock. NULL: none, or none any more. */

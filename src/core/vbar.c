@@ -14,6 +14,7 @@
  */
 #include <stdlib.h>
 
+#include "fast.h"
 #include "internal.h"
 
 /* The pages of a range: false if it is none of this VBAR. */
@@ -35,10 +36,20 @@ static bool span(const ebb__vbar *vbar, uint64_t offset, uint64_t bytes, uint64_
 
 /* ---- without the lock ------------------------------------------------------------------------- */
 
-/* Is the page's last use on this stream, and no other's unfinished use known? */
-static bool own(uint64_t ticket, unsigned slot)
+/*
+ * The slot of a page's last use, if that was on this stream, the stream is one that lasts, and no
+ * other stream's unfinished use is known; else 0. From the page to the stream, not the other way
+ * round: that is one load instead of a search.
+ */
+static unsigned own(ebb__device *device, uint64_t ticket, ebb_stream stream)
 {
-    return !ticket || (EBB__TICKET_SLOT(ticket) == slot && !(ticket & EBB__TICKET_MORE));
+    unsigned slot = EBB__TICKET_SLOT(ticket);
+    const ebb__stream *s = &device->streams[slot];
+    if (!slot || ticket & EBB__TICKET_MORE ||
+        !atomic_load_explicit(&s->lasting, memory_order_relaxed) ||
+        atomic_load_explicit(&s->handle, memory_order_relaxed) != ebb__stream_plain(stream))
+        return 0;
+    return slot;
 }
 
 static bool pin(ebb__page *page, uint64_t more)
@@ -80,11 +91,12 @@ static void unpin_again(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint6
 
 /* Pin a range whose pages are all there and this stream's. Its signature; 0: it is not so. */
 static uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
-                    unsigned slot)
+                    ebb_stream stream)
 {
     uint64_t first, last, signature = 0;
     if (!span(vbar, offset, bytes, &first, &last))
         return 0;
+    ebb__device *device = ebb__vbar_device(handle);
     ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
     uint64_t end = first; /* of what is pinned */
     bool whole = true;
@@ -97,7 +109,7 @@ static uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t 
         end++;
         uint64_t its = atomic_load_explicit(&page->generation, memory_order_relaxed);
         signature = its > signature ? its : signature;
-        whole = own(atomic_load(&page->ticket), slot);
+        whole = own(device, atomic_load(&page->ticket), stream) != 0;
     }
     if (whole && atomic_load(&vbar->id) == handle.id)
         return signature;
@@ -107,14 +119,7 @@ static uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t 
     return 0;
 }
 
-/* A stream whose order the fast ways may rely on: its slot, or 0. */
-static unsigned lasting_slot(ebb__device *device, ebb_stream stream)
-{
-    unsigned slot = ebb__stream_find(device, stream);
-    return atomic_load_explicit(&device->streams[slot].lasting, memory_order_relaxed) ? slot : 0;
-}
-
-/* Note this stream's epoch on a page whose last user it is already: false if it is not. */
+/* Note a stream's epoch on a page whose last user it is: false if it is not any more. */
 static bool note(ebb__page *page, const ebb__stream *stream, unsigned slot)
 {
     uint64_t ticket = atomic_load(&page->ticket);
@@ -130,19 +135,24 @@ static bool note(ebb__page *page, const ebb__stream *stream, unsigned slot)
 }
 
 /* Unpin a range on the stream that used its pages last. false: nothing was done. */
-static bool part(ebb__vbar *vbar, uint64_t offset, uint64_t bytes, ebb_stream stream, unsigned slot)
+static bool part(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
+                 ebb_stream stream)
 {
     uint64_t first, last;
-    ebb__device *device = vbar->device;
-    ebb__stream *s = &device->streams[slot];
     if (!span(vbar, offset, bytes, &first, &last))
         return false;
+    ebb__device *device = ebb__vbar_device(handle);
     ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
+    unsigned slot = own(device, atomic_load(&pages[first].ticket) & ~EBB__TICKET_MORE, stream);
+    if (!slot)
+        return false;
     for (uint64_t page = first; page <= last; page++) {
         uint64_t word = atomic_load_explicit(&pages[page].word, memory_order_relaxed);
         if (!(word & EBB__PINS) || word & EBB__NOTED)
             return false;
     }
+    /* Pinned, so the device is open and the driver there to be asked. */
+    ebb__stream *s = &device->streams[slot];
     if (ebb__stream_captures(device, stream))
         return false;
     for (uint64_t page = first; page <= last; page++)
@@ -408,8 +418,7 @@ static ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t co
 uint64_t ebb__vbar_hit(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
 {
     ebb__vbar *vbar = ebb__vbar_find(handle);
-    unsigned slot = vbar ? lasting_slot(vbar->device, stream) : 0;
-    return slot ? hit(vbar, handle, offset, bytes, slot) : 0;
+    return vbar ? hit(vbar, handle, offset, bytes, stream) : 0;
 }
 
 ebb_status ebb_vbar_fault(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream,
@@ -432,10 +441,9 @@ ebb_status ebb_vbar_fault_many(ebb_vbar handle, const ebb_range *ranges, size_t 
     if (!ranges || !count || !signatures)
         return EBB_INVALID;
     ebb__vbar *vbar = ebb__vbar_find(handle);
-    unsigned slot = vbar ? lasting_slot(vbar->device, stream) : 0;
     size_t done = 0;
-    while (slot && done < count) {
-        signatures[done] = hit(vbar, handle, ranges[done].offset, ranges[done].bytes, slot);
+    while (vbar && done < count) {
+        signatures[done] = hit(vbar, handle, ranges[done].offset, ranges[done].bytes, stream);
         if (!signatures[done])
             break;
         done++;
@@ -530,8 +538,7 @@ static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t coun
 bool ebb__vbar_part(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
 {
     ebb__vbar *vbar = ebb__vbar_find(handle);
-    unsigned slot = vbar ? lasting_slot(vbar->device, stream) : 0;
-    return slot && part(vbar, offset, bytes, stream, slot);
+    return vbar && part(vbar, handle, offset, bytes, stream);
 }
 
 ebb_status ebb_vbar_unpin(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
@@ -554,10 +561,8 @@ ebb_status ebb_vbar_unpin_many(ebb_vbar handle, const ebb_range *ranges, size_t 
         return EBB_INVALID;
     if (!all_pinned(vbar, ranges, count))
         return EBB_NOT_PINNED;
-    unsigned slot = lasting_slot(vbar->device, stream);
     size_t done = 0;
-    while (slot && done < count &&
-           part(vbar, ranges[done].offset, ranges[done].bytes, stream, slot))
+    while (done < count && part(vbar, handle, ranges[done].offset, ranges[done].bytes, stream))
         done++;
     if (done == count)
         return EBB_OK;

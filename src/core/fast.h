@@ -1,0 +1,19 @@
+/*
+ * What of fault and unpin takes no lock and never waits, for a caller that holds a lock of its own
+ * and would let go of it for a call that may (Python's extension).
+ */
+#ifndef EBB_FAST_H
+#define EBB_FAST_H
+
+#include <stdbool.h>
+
+#include "ebbtide.h"
+
+/* Pin, if that is a hit on the stream that used the range last: its signature. 0: nothing was done,
+   ask ebb_vbar_fault(). */
+uint64_t ebb__vbar_hit(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream);
+
+/* Unpin, likewise. false: nothing was done, ask ebb_vbar_unpin(). */
+bool ebb__vbar_part(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream);
+
+#endif
