@@ -6,8 +6,8 @@ sim = $(CURDIR)/build/release/python/ebbtide/libebbtide_sim.so
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r a b; do printf '  make %-13s %s\n' "$$a" "$$b"; done
 
-demo: setup ## a short tour, on the simulated GPU
-	@python=$(python) && tools/build release && PYTHONPATH=build/release/python $$python -m ebbtide demo
+demo: setup ## models larger than the VRAM, on your GPU or a simulated one; then a tour of the latter
+	@python=$(python) && tools/build release && export PYTHONPATH=build/release/python && $$python -m ebbtide demo && $$python -m ebbtide tour
 
 test: setup ## everything CI checks; what needs a GPU is skipped where there is none
 	@python=$(python) && tools/test $$python

@@ -7,7 +7,14 @@ from pathlib import Path
 import ebbtide
 from ebbtide import _core
 
-TORCH_FREE = ["ebbtide", "ebbtide.sim", "ebbtide.cli", "ebbtide.cli.info", "ebbtide.cli.demo"]
+TORCH_FREE = [
+    "ebbtide",
+    "ebbtide.sim",
+    "ebbtide.cli",
+    "ebbtide.cli.info",
+    "ebbtide.cli.demo",
+    "ebbtide.cli.tour",
+]
 
 
 def test_importing_the_package_does_not_import_torch(python):

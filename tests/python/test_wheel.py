@@ -73,7 +73,7 @@ def test_the_installed_wheel_needs_no_torch(fresh):
 
 
 def test_the_installed_wheel_shows_its_tour_without_torch(fresh):
-    shown = run(fresh, "-I", "-m", "ebbtide", "demo", env={"PYTHONIOENCODING": "utf-8"})
+    shown = run(fresh, "-I", "-m", "ebbtide", "tour", env={"PYTHONIOENCODING": "utf-8"})
     assert "skipped: PyTorch is not installed" in shown
     assert "all true, 1 act skipped" in shown
 

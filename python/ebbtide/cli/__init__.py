@@ -11,7 +11,8 @@ import ebbtide
 
 COMMANDS = {
     "info": "what Ebbtide finds on this machine, and in its simulated GPU",
-    "demo": "a short tour of the simulated GPU",
+    "demo": "models larger than the VRAM, on your GPU or a simulated one",
+    "tour": "a short tour of the simulated GPU",
     "run": "a program on a simulated GPU: ebbtide run --sim 8GiB train.py",
 }
 

@@ -1,10 +1,10 @@
-"""The demo's training run: an ordinary PyTorch program on a card of 64 MiB.
+"""The tour's training run: an ordinary PyTorch program on a card of 64 MiB.
 
     ebbtide run --sim 64MiB -m ebbtide.cli._training
 
 A small language model learns a paragraph. Its batches double until one is too large, and then it
 goes on with smaller ones. Nothing in here knows that the GPU is simulated, but for the last
-question: whether anything was reported. The demo reads what it has to tell, a line of JSON for each
+question: whether anything was reported. The tour reads what it has to tell, a line of JSON for each
 event, and lets it begin by closing its standard input.
 """
 

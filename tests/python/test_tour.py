@@ -1,4 +1,4 @@
-"""python -m ebbtide demo: the tour ends well wherever it is shown, and badly if it was untrue."""
+"""python -m ebbtide tour: the tour ends well wherever it is shown, and badly if it was untrue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import sys, time
 slept = []
 time.sleep = slept.append
 from ebbtide.cli import main
-code = main(["demo"])
+code = main(["tour"])
 print("slept", sum(slept))
 sys.exit(code)
 """
@@ -36,7 +36,7 @@ import importlib.util, sys
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
 from ebbtide.cli import main
-sys.exit(main(["demo"]))
+sys.exit(main(["tour"]))
 """
 
 
@@ -55,7 +55,7 @@ def shown(python, monkeypatch, before):
     def run(again: bool = False, **environment: str) -> tuple[str, int]:
         key = tuple(sorted(environment.items()))
         if again or key not in before:
-            done = python("-m", "ebbtide", "demo", **{"PYTHONIOENCODING": "utf-8", **environment})
+            done = python("-m", "ebbtide", "tour", **{"PYTHONIOENCODING": "utf-8", **environment})
             assert done.stderr == ""
             before[key] = (done.stdout, done.returncode)
         return before[key]
@@ -165,9 +165,9 @@ def test_without_pytorch_that_act_is_skipped_and_says_so(python):
 def test_a_training_run_that_breaks_off_is_not_shown_as_one_that_went_well(python):
     broken = """
 import sys
-from ebbtide.cli import demo
-demo.Program.COMMAND = ("run", "--sim", "64MiB", "-c", "no-such-card")
-sys.exit(demo.main())
+from ebbtide.cli import tour
+tour.Program.COMMAND = ("run", "--sim", "64MiB", "-c", "no-such-card")
+sys.exit(tour.main())
 """
     done = python("-c", broken, PYTHONIOENCODING="utf-8", COLUMNS="80")
     assert done.returncode == 1
