@@ -117,7 +117,7 @@ ebb_status ebb__failed_locked(ebb__device *device, const char *call, CUresult co
 
 /* ---- opening ------------------------------------------------------------------------------------ */
 
-/* Everything after the driver is there. What it leaves on failure, undo() takes away. */
+/* Everything after the driver is there. The context comes last: a failure leaves nothing. */
 static ebb_status start_locked(ebb__device *device) EBB__LOCKED
 {
     const ebb__driver *driver = &device->driver;
@@ -140,21 +140,23 @@ static ebb_status start_locked(ebb__device *device) EBB__LOCKED
     return EBB_OK;
 }
 
-static void forget_locked(ebb__device *device) EBB__LOCKED
+static void set_limit_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
 {
-    if (device->context)
-        device->driver.cuDevicePrimaryCtxRelease(device->ordinal);
-    device->context = NULL;
-    ebb__driver_close(&device->driver);
+    device->limit = bytes == EBB_DEFAULT ? device->total : bytes;
+}
+
+static void set_headroom_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
+{
+    enum { MOST_HEADROOM = 128 << 20, SHARE = 64 };
+    uint64_t share = device->total / SHARE;
+    share = share < MOST_HEADROOM ? share : MOST_HEADROOM;
+    device->headroom = bytes == EBB_DEFAULT ? share : bytes;
 }
 
 static void set_numbers_locked(ebb__device *device, const ebb_device_options *options) EBB__LOCKED
 {
-    enum { MOST_HEADROOM = 128 << 20, SHARE = 64 };
-    uint64_t headroom = device->total / SHARE;
-    headroom = headroom < MOST_HEADROOM ? headroom : MOST_HEADROOM;
-    device->limit = options->limit == EBB_DEFAULT ? device->total : options->limit;
-    device->headroom = options->headroom == EBB_DEFAULT ? headroom : options->headroom;
+    set_limit_locked(device, options->limit);
+    set_headroom_locked(device, options->headroom);
     device->failure[0] = '\0';
     device->vbar_free = UINT32_MAX;
     for (uint32_t i = 0; i < device->vbar_high; i++) {
@@ -197,7 +199,7 @@ static ebb_status open_place(ebb__device *device, const ebb__driver *driver,
     ebb_status status = start_locked(device);
     if (status != EBB_OK) {
         ebb__detail(detail, length, "%s", device->failure);
-        forget_locked(device);
+        ebb__driver_close(&device->driver);
     } else {
         set_numbers_locked(device, options);
         device->opens = 1;
@@ -270,6 +272,18 @@ static ebb_status destroy_all_locked(ebb__device *device) EBB__LOCKED
     return EBB_OK;
 }
 
+/* The last step, after which there is no device. */
+static ebb_status forget_locked(ebb__device *device) EBB__LOCKED
+{
+    CUresult code = device->driver.cuDevicePrimaryCtxRelease(device->ordinal);
+    if (code != CUDA_SUCCESS)
+        return ebb__failed_locked(device, "cuDevicePrimaryCtxRelease", code);
+    device->context = NULL;
+    atomic_store(&device->id, 0);
+    ebb__driver_close(&device->driver);
+    return EBB_OK;
+}
+
 ebb_status ebb_device_close(ebb_device handle)
 {
     ebb_status status;
@@ -285,19 +299,15 @@ ebb_status ebb_device_close(ebb_device handle)
         ebb__scope scope;
         ebb__enter(device, &scope);
         status = destroy_all_locked(device);
-        if (status == EBB_OK) {
-            ebb__frames_close_locked(device);
-            ebb__fence_close_locked(device);
-            atomic_store(&device->id, 0);
-        }
-        if (status == EBB_OK) {
-            /* The thread's own state first, while there is a driver to restore it with. */
-            restore(device, &scope);
-            forget_locked(device);
-            ebb__drop(device);
-        } else {
-            ebb__leave(device, &scope);
-        }
+        if (status == EBB_OK)
+            status = ebb__frames_close_locked(device);
+        if (status == EBB_OK)
+            status = ebb__fence_close_locked(device);
+        /* The thread's own state first, while there is a driver to restore it with. */
+        restore(device, &scope);
+        if (status == EBB_OK)
+            status = forget_locked(device);
+        ebb__drop(device);
     }
     ebb__os_unlock(&table_lock);
     return status;
@@ -329,7 +339,7 @@ EBB__TRIES static ebb__device *enter(ebb_device handle, ebb__scope *scope, ebb_s
 ebb_status ebb_device_set_limit(ebb_device handle, uint64_t bytes)
 {
     WITH_DEVICE(handle);
-    device->limit = bytes == EBB_DEFAULT ? device->total : bytes;
+    set_limit_locked(device, bytes);
     if (!ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT, true, true))
         status = EBB_BUSY;
     ebb__leave(device, &scope);
@@ -339,7 +349,7 @@ ebb_status ebb_device_set_limit(ebb_device handle, uint64_t bytes)
 ebb_status ebb_device_set_headroom(ebb_device handle, uint64_t bytes)
 {
     WITH_DEVICE(handle);
-    device->headroom = bytes;
+    set_headroom_locked(device, bytes);
     ebb__leave(device, &scope);
     return status;
 }

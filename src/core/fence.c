@@ -465,12 +465,12 @@ void ebb__stream_drain(ebb__device *device, ebb_stream stream)
     device->driver.cuStreamSynchronize(stream);
 }
 
-void ebb__fence_close_locked(ebb__device *device)
+ebb_status ebb__fence_close_locked(ebb__device *device)
 {
     for (unsigned slot = 1; slot < EBB__STREAMS; slot++) {
         ebb__stream *stream = &device->streams[slot];
         for (unsigned i = 0; i < stream->mark_count; i++)
-            device->driver.cuEventDestroy(stream->marks[i].event);
+            event_put_locked(device, stream->marks[i].event);
         free(stream->marks);
         stream->marks = NULL;
         stream->mark_count = stream->mark_room = 0;
@@ -482,11 +482,15 @@ void ebb__fence_close_locked(ebb__device *device)
     }
     for (unsigned at = 0; at < EBB__STREAM_HASH; at++)
         atomic_store(&device->stream_hash[at], 0);
-    for (unsigned i = 0; i < device->event_count; i++)
-        device->driver.cuEventDestroy(device->events[i]);
+    for (; device->event_count; device->event_count--) {
+        CUresult code = device->driver.cuEventDestroy(device->events[device->event_count - 1]);
+        if (code != CUDA_SUCCESS)
+            return ebb__failed_locked(device, "cuEventDestroy", code);
+    }
     free(device->events);
     device->events = NULL;
-    device->event_count = device->event_room = 0;
+    device->event_room = 0;
+    return EBB_OK;
 }
 
 ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream)

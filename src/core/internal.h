@@ -417,8 +417,8 @@ ebb_status ebb__frame_map_locked(ebb__device *device, ebb__frame *frame, CUdevic
 ebb_status ebb__frame_unmap_locked(ebb__device *device, ebb__frame *frame,
                                    CUdeviceptr address) EBB__LOCKED;
 
-/* Release every free frame, and what was stuck. Frames that stay stuck are forgotten. */
-void ebb__frames_close_locked(ebb__device *device) EBB__LOCKED;
+/* Release every free frame, and what was stuck. EBB_DRIVER_FAILED: not all; it can be repeated. */
+ebb_status ebb__frames_close_locked(ebb__device *device) EBB__LOCKED;
 
 /* ---- room.c, policy.c ------------------------------------------------------------------------ */
 
@@ -485,8 +485,9 @@ void ebb__fence_clear_locked(ebb__device *device, ebb__page *page) EBB__LOCKED;
 /* Wait for one stream, without the lock: for want of a slot. */
 void ebb__stream_drain(ebb__device *device, ebb_stream stream);
 
-/* Destroy every event. */
-void ebb__fence_close_locked(ebb__device *device) EBB__LOCKED;
+/* Forget every stream and destroy every event; no page has a ticket. EBB_DRIVER_FAILED: not all
+   events; it can be repeated. */
+ebb_status ebb__fence_close_locked(ebb__device *device) EBB__LOCKED;
 
 /* ---- bits.c ---------------------------------------------------------------------------------- */
 

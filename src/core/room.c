@@ -97,29 +97,43 @@ static unsigned begin_locked(ebb__device *device, const ebb__request *request, u
     return count;
 }
 
-/* Make victims worth `bytes` give up their frames. Bytes that came free. */
-static uint64_t evict_locked(ebb__device *device, const ebb__request *request,
-                             uint64_t bytes) EBB__LOCKED
+/* A victim's frame, if the driver lets it go. If not, it is no candidate any more. */
+static uint64_t finish_locked(ebb__device *device, const ebb__request *request,
+                              const ebb__candidate *victim) EBB__LOCKED
+{
+    const ebb__holder *holder = &device->holders[victim->owner];
+    bool gone = holder->finish(device, victim, request->reason);
+    return gone ? device->frame_bytes[victim->kind] : 0;
+}
+
+/*
+ * Make victims worth `bytes` give up their frames. false: it is of no use to ask again, because
+ * nothing came free and no candidate fell out.
+ */
+static bool evict_locked(ebb__device *device, const ebb__request *request,
+                         uint64_t bytes) EBB__LOCKED
 {
     ebb__candidate victims[VICTIMS];
-    unsigned count = begin_locked(device, request, bytes, victims), waiting = 0;
+    unsigned count = begin_locked(device, request, bytes, victims), waiting = 0, finished = 0;
     uint64_t freed = 0;
     for (unsigned i = 0; i < count; i++) {
-        const ebb__holder *holder = &device->holders[victims[i].owner];
-        if (!holder->settled(device, &victims[i]))
+        if (!device->holders[victims[i].owner].settled(device, &victims[i])) {
             victims[waiting++] = victims[i];
-        else if (holder->finish(device, &victims[i], request->reason))
-            freed += device->frame_bytes[victims[i].kind];
+        } else {
+            freed += finish_locked(device, request, &victims[i]);
+            finished++;
+        }
     }
     for (unsigned i = 0; i < waiting; i++) {
         const ebb__holder *holder = &device->holders[victims[i].owner];
-        if (!request->may_wait || freed >= bytes)
+        if (!request->may_wait || freed >= bytes) {
             holder->undo(device, &victims[i]);
-        else if (holder->settle(device, &victims[i]) &&
-                 holder->finish(device, &victims[i], request->reason))
-            freed += device->frame_bytes[victims[i].kind];
+        } else if (holder->settle(device, &victims[i])) {
+            freed += finish_locked(device, request, &victims[i]);
+            finished++;
+        }
     }
-    return freed;
+    return finished > 0;
 }
 
 static void put_back_locked(ebb__device *device, ebb__request *request) EBB__LOCKED
@@ -151,7 +165,7 @@ bool ebb__room_make_locked(ebb__device *device, ebb__request *request)
             return true;
         if (convert_locked(device, request))
             continue;
-        possible = evict_locked(device, request, missing_bytes(device, request)) > 0;
+        possible = evict_locked(device, request, missing_bytes(device, request));
     }
     put_back_locked(device, request);
     return false;
