@@ -40,19 +40,20 @@ static void take_free_locked(ebb__device *device, ebb__request *request) EBB__LO
             got(request, ebb__frame_take_locked(device, (ebb__kind)kind, EBB__OF_REQUEST));
 }
 
-/* New frames, as many as are needed, allowed, and to be had. */
-static void grow_locked(ebb__device *device, ebb__request *request) EBB__LOCKED
+/* New frames, as many as are needed, allowed, and to be had. Bytes of room that are left. */
+static uint64_t grow_locked(ebb__device *device, ebb__request *request) EBB__LOCKED
 {
     uint64_t room = ebb__frames_room_locked(device);
     for (int kind = 0; kind < EBB__KINDS; kind++) {
         while (request->need[kind] && room >= device->frame_bytes[kind]) {
             ebb__frame *frame = ebb__frame_create_locked(device, (ebb__kind)kind, EBB__OF_REQUEST);
             if (!frame)
-                return;
+                return 0;
             room -= device->frame_bytes[kind];
             got(request, frame);
         }
     }
+    return room;
 }
 
 /* Free frames of a size that nobody asks for become room for the other. */
@@ -81,9 +82,9 @@ static bool choose_locked(ebb__device *device, const ebb__request *request,
     return true;
 }
 
-/* Take victims out of use until they are worth `bytes`. How many there are. */
+/* Take victims out of use until they are worth `bytes`. How many there are, and *worth: their bytes. */
 static unsigned begin_locked(ebb__device *device, const ebb__request *request, uint64_t bytes,
-                             ebb__candidate *victims) EBB__LOCKED
+                             ebb__candidate *victims, uint64_t *worth) EBB__LOCKED
 {
     unsigned count = 0;
     uint64_t sum = 0;
@@ -94,6 +95,7 @@ static unsigned begin_locked(ebb__device *device, const ebb__request *request, u
         sum += device->frame_bytes[victims[count].kind];
         count++;
     }
+    *worth = sum;
     return count;
 }
 
@@ -107,15 +109,21 @@ static uint64_t finish_locked(ebb__device *device, const ebb__request *request,
 }
 
 /*
- * Make victims worth `bytes` give up their frames. false: it is of no use to ask again, because
- * nothing came free and no candidate fell out.
+ * Make victims worth `bytes` give up their frames; with `whole`, only if there are that many. false:
+ * it is of no use to ask again, because nothing came free and no candidate fell out.
  */
-static bool evict_locked(ebb__device *device, const ebb__request *request,
-                         uint64_t bytes) EBB__LOCKED
+static bool evict_locked(ebb__device *device, const ebb__request *request, uint64_t bytes,
+                         bool whole) EBB__LOCKED
 {
     ebb__candidate victims[VICTIMS];
-    unsigned count = begin_locked(device, request, bytes, victims), waiting = 0, finished = 0;
-    uint64_t freed = 0;
+    uint64_t freed = 0, worth = 0;
+    unsigned count = begin_locked(device, request, bytes, victims, &worth);
+    unsigned waiting = 0, finished = 0;
+    if (whole && worth < bytes && count < VICTIMS) {
+        for (unsigned i = 0; i < count; i++)
+            device->holders[victims[i].owner].undo(device, &victims[i]);
+        return false;
+    }
     for (unsigned i = 0; i < count; i++) {
         if (!device->holders[victims[i].owner].settled(device, &victims[i])) {
             victims[waiting++] = victims[i];
@@ -160,12 +168,14 @@ bool ebb__room_make_locked(ebb__device *device, ebb__request *request)
         take_free_locked(device, request);
         if (satisfied(request))
             return true;
-        grow_locked(device, request);
+        uint64_t room = grow_locked(device, request);
         if (satisfied(request))
             return true;
         if (convert_locked(device, request))
             continue;
-        possible = evict_locked(device, request, missing_bytes(device, request));
+        /* What is left of the room is too little for a frame, and counts all the same. */
+        uint64_t missing = missing_bytes(device, request);
+        possible = evict_locked(device, request, missing > room ? missing - room : 1, true);
     }
     put_back_locked(device, request);
     return false;
@@ -184,7 +194,7 @@ bool ebb__room_shrink_locked(ebb__device *device, uint64_t bytes, ebb_reason rea
         }
         if (held <= bytes)
             return true;
-        if (!evict_locked(device, &request, held - bytes))
+        if (!evict_locked(device, &request, held - bytes, false))
             return false;
     }
 }

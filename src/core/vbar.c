@@ -213,13 +213,27 @@ static void unpin_all_locked(call *c) EBB__LOCKED
     }
 }
 
-/* Let the watermark rise over `page`, if it is to rise by itself and there is room to spare. */
-static bool rise_locked(ebb__vbar *vbar, uint64_t page) EBB__LOCKED
+/* Bytes of pages without a frame from page `from` to before `end`. */
+static uint64_t absent_locked(const ebb__vbar *vbar, uint64_t from, uint64_t end) EBB__LOCKED
+{
+    uint64_t bytes = ebb__page_offset_locked(vbar, end) - ebb__page_offset_locked(vbar, from);
+    for (uint64_t page = end;
+         (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE && page >= from;)
+        bytes -= vbar->device->frame_bytes[ebb__page_kind_locked(vbar, page)];
+    return bytes;
+}
+
+/*
+ * Let the watermark rise over `page`, if it is to rise by itself and there is room to spare: for
+ * `bytes`, and for every page over which it rises.
+ */
+static bool rise_locked(ebb__vbar *vbar, uint64_t page, uint64_t bytes) EBB__LOCKED
 {
     ebb__device *device = vbar->device;
     if (!vbar->rise || page >= vbar->watermark_limit)
         return false;
-    uint64_t spare = 0, bytes = device->frame_bytes[ebb__page_kind_locked(vbar, page)];
+    bytes += absent_locked(vbar, vbar->watermark, page + 1);
+    uint64_t spare = 0;
     for (int kind = 0; kind < EBB__KINDS; kind++)
         spare += device->frame_count[EBB__OF_NOBODY][kind] * device->frame_bytes[kind];
     uint64_t quiet = device->faults - vbar->quiet_since;
@@ -241,7 +255,7 @@ static bool rise_locked(ebb__vbar *vbar, uint64_t page) EBB__LOCKED
 static ebb_status survey_locked(call *c, ebb__request *request) EBB__LOCKED
 {
     ebb__vbar *vbar = c->vbar;
-    uint64_t stamp = ++vbar->device->departures;
+    uint64_t stamp = ++vbar->device->departures, needed = 0;
     walk w;
     for (walk_begin(&w, vbar, c->ranges, c->count); walk_more(&w); walk_next(&w)) {
         if (ebb__page_pin_locked(vbar, w.page)) {
@@ -253,7 +267,7 @@ static ebb_status survey_locked(call *c, ebb__request *request) EBB__LOCKED
             return EBB_BUSY;
         if (EBB__STATE(word) != EBB__ABSENT)
             return EBB_OFFLOADED; /* poisoned, or pinned beyond counting */
-        if (w.page >= vbar->watermark && !rise_locked(vbar, w.page))
+        if (w.page >= vbar->watermark && !rise_locked(vbar, w.page, needed))
             return EBB_OFFLOADED;
         if (w.page + 1 > request->above)
             request->above = w.page + 1;
@@ -261,7 +275,9 @@ static ebb_status survey_locked(call *c, ebb__request *request) EBB__LOCKED
         if (walk_page(&w)->departure == stamp)
             continue;
         walk_page(&w)->departure = stamp;
-        request->need[ebb__page_kind_locked(vbar, w.page)]++;
+        ebb__kind kind = ebb__page_kind_locked(vbar, w.page);
+        request->need[kind]++;
+        needed += vbar->device->frame_bytes[kind];
     }
     return EBB_OK;
 }
@@ -459,6 +475,22 @@ static bool all_pinned(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
     return true;
 }
 
+/* Has each page as many pins as there are ranges it is in? Said of ranges in rising order only. */
+static bool enough_pins(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
+{
+    walk w;
+    uint64_t before = EBB__NONE, needed = 0;
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w)) {
+        if (before != EBB__NONE && w.page < before)
+            return false;
+        needed = w.page == before ? needed + EBB__PIN : EBB__PIN;
+        before = w.page;
+        if ((atomic_load_explicit(&walk_page(&w)->word, memory_order_relaxed) & EBB__PINS) < needed)
+            return false;
+    }
+    return true;
+}
+
 /*
  * Note the stream's work on the pages: as a ticket, with a mark at once if the stream may not last;
  * for as long as a graph may run, if it is capturing. Pages are pinned. The lock may be dropped.
@@ -492,6 +524,23 @@ static void note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t cou
     }
 }
 
+/* Take a pin back of each page, for each range it is in; all or nothing. */
+static ebb_status unpin_walk_locked(ebb__vbar *vbar, const ebb_range *ranges,
+                                    size_t count) EBB__LOCKED
+{
+    walk w;
+    size_t done = 0;
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w), done++)
+        if (!ebb__page_unpin_locked(vbar, w.page))
+            break;
+    if (!walk_more(&w))
+        return EBB_OK;
+    /* Under the lock no page has gone meanwhile. */
+    for (walk_begin(&w, vbar, ranges, count); done--; walk_next(&w))
+        ebb__page_pin_locked(vbar, w.page);
+    return EBB_NOT_PINNED;
+}
+
 static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t count,
                            ebb_stream stream, bool unpins)
 {
@@ -512,10 +561,8 @@ static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t coun
         vbar->busy++;
         note_all_locked(vbar, ranges, count, stream);
         vbar->busy--;
-        walk w;
-        for (walk_begin(&w, vbar, ranges, count); walk_more(&w) && unpins; walk_next(&w))
-            if (!ebb__page_unpin_locked(vbar, w.page))
-                status = EBB_NOT_PINNED;
+        if (unpins)
+            status = unpin_walk_locked(vbar, ranges, count);
         /* A limit that was lowered below what was pinned takes its due as pins go. */
         if (ebb__frames_held_locked(device) > device->limit)
             ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT, false, false);
@@ -544,9 +591,8 @@ ebb_status ebb_vbar_unpin_many(ebb_vbar handle, const ebb_range *ranges, size_t 
         return ebb__vbar_missing(handle);
     if (!count_pages(vbar, ranges, count))
         return EBB_INVALID;
-    if (!all_pinned(vbar, ranges, count))
-        return EBB_NOT_PINNED;
-    unsigned slot = lasting_slot(vbar->device, stream);
+    /* One by one without the lock only if none can turn out to lack a pin half-way. */
+    unsigned slot = enough_pins(vbar, ranges, count) ? lasting_slot(vbar->device, stream) : 0;
     size_t done = 0;
     while (slot && done < count &&
            part(vbar, ranges[done].offset, ranges[done].bytes, stream, slot))
