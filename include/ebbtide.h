@@ -302,7 +302,8 @@ EBB_API ebb_status ebb_vbar_filled(ebb_vbar vbar, uint64_t offset, uint64_t byte
 /*
  * Take back one pin of each page of the range. The pages may be given up once all work that is on
  * `stream` by now is over. If the stream is capturing, they are held for the graph's sake until
- * ebb_vbar_graphs_gone(). EBB_OK, EBB_GONE, EBB_INVALID, EBB_NOT_PINNED (and nothing changed).
+ * ebb_vbar_graphs_gone(). EBB_OK, EBB_GONE, EBB_INVALID; EBB_NOT_PINNED, EBB_DRIVER_FAILED (it
+ * cannot be told whether the stream is capturing): nothing changed.
  */
 EBB_API ebb_status ebb_vbar_unpin(ebb_vbar vbar, uint64_t offset, uint64_t bytes,
                                   ebb_stream stream);
@@ -311,7 +312,8 @@ EBB_API ebb_status ebb_vbar_unpin_many(ebb_vbar vbar, const ebb_range *ranges, s
 
 /*
  * No graph uses this VBAR any more: the graphs are destroyed, and their last launch is behind
- * whatever is on `stream` by now. EBB_OK, EBB_GONE.
+ * whatever is on `stream` by now. EBB_OK; EBB_GONE; EBB_BUSY: `stream` is capturing;
+ * EBB_DRIVER_FAILED, EBB_NO_HOST_MEMORY. After the last three the pages are still held.
  */
 EBB_API ebb_status ebb_vbar_graphs_gone(ebb_vbar vbar, ebb_stream stream);
 

@@ -53,6 +53,8 @@ unsigned ebb__stream_find(ebb__device *device, ebb_stream stream)
     return 0;
 }
 
+static bool poll_locked(ebb__device *device, ebb__stream *stream) EBB__LOCKED;
+
 /*
  * A slot to use again: of a stream that made no promise and of which everything has passed. Its old
  * tickets stay below `passed`, and its place in the hash is found by its new handle only if the two
@@ -62,8 +64,10 @@ static unsigned recycle_slot_locked(ebb__device *device) EBB__LOCKED
 {
     for (unsigned slot = EBB__LEGACY_SLOT + 1; slot < EBB__STREAMS; slot++) {
         ebb__stream *s = &device->streams[slot];
-        bool over = s->passed + 1 == atomic_load(&s->epoch);
-        if (s->used && !atomic_load(&s->lasting) && !s->mark_count && over) {
+        if (!s->used || atomic_load(&s->lasting))
+            continue;
+        poll_locked(device, s); /* nobody else may ever ask what became of it */
+        if (!s->mark_count && s->passed + 1 == atomic_load(&s->epoch)) {
             s->used = false;
             atomic_store(&s->handle, NULL);
             return slot;
@@ -120,14 +124,15 @@ unsigned ebb__stream_get_locked(ebb__device *device, ebb_stream stream)
     return slot;
 }
 
-bool ebb__stream_captures(const ebb__device *device, ebb_stream stream)
+ebb__capture ebb__stream_capture(const ebb__device *device, ebb_stream stream)
 {
-    /* The legacy stream cannot be captured, and asking about it may disturb a capture elsewhere. */
-    if (!plain(stream))
-        return false;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult code = device->driver.cuStreamIsCapturing(stream, &status);
-    return code == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+    if (code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return EBB__BARRED;
+    if (code != CUDA_SUCCESS)
+        return EBB__UNTOLD;
+    return status == CU_STREAM_CAPTURE_STATUS_NONE ? EBB__NOT_CAPTURING : EBB__CAPTURING;
 }
 
 /* ---- marks ---------------------------------------------------------------------------------- */
@@ -233,6 +238,35 @@ ebb_status ebb__mark_locked(ebb__device *device, unsigned slot)
     return EBB_OK;
 }
 
+/*
+ * What of the stream has no mark is over, or is not to be asked about: let it pass with the marks
+ * there are.
+ */
+static void cover_locked(ebb__stream *stream) EBB__LOCKED
+{
+    uint64_t last = atomic_load(&stream->epoch) - 1;
+    uint64_t *covered =
+        stream->mark_count ? &stream->marks[stream->mark_count - 1].epoch : &stream->passed;
+    if (*covered < last)
+        *covered = last;
+}
+
+bool ebb__fence_seal_locked(ebb__device *device, unsigned slot)
+{
+    ebb__stream *stream = &device->streams[slot];
+    uint64_t epoch = atomic_load(&stream->epoch);
+    if (atomic_load(&stream->lasting) || ebb__mark_locked(device, slot) == EBB_OK)
+        return true;
+    /* No mark: then the stream is waited for, while it is certain to be there. */
+    if (atomic_load(&stream->epoch) == epoch)
+        atomic_fetch_add(&stream->epoch, 1);
+    stream->drains++;
+    bool over = ebb__stream_drain_locked(device, atomic_load(&stream->handle));
+    if (!--stream->drains)
+        cover_locked(stream);
+    return over;
+}
+
 /* The oldest mark that covers an epoch; made if there is none. NULL: not to be had now. */
 static ebb__mark *mark_for_locked(ebb__device *device, unsigned slot, uint64_t epoch) EBB__LOCKED
 {
@@ -240,7 +274,7 @@ static ebb__mark *mark_for_locked(ebb__device *device, unsigned slot, uint64_t e
     if (!stream->mark_count || stream->marks[stream->mark_count - 1].epoch < epoch) {
         /* Only a lasting stream may be touched now. Of others, the mark was made with the unpin. */
         if (!atomic_load(&stream->lasting) ||
-            ebb__stream_captures(device, atomic_load(&stream->handle)) ||
+            ebb__stream_capture(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING ||
             ebb__mark_locked(device, slot) != EBB_OK)
             return NULL;
     }
@@ -286,7 +320,7 @@ static bool ticket_wait_locked(ebb__device *device, uint64_t ticket) EBB__LOCKED
         /* Marks may have moved, not this one: who waits for it keeps it where it is in the row. */
         mark = NULL;
         for (unsigned i = 0; i < stream->mark_count && !mark; i++)
-            if (stream->marks[i].epoch == covers)
+            if (stream->marks[i].event == event)
                 mark = &stream->marks[i];
         if (mark)
             mark->waiters--;
@@ -402,6 +436,9 @@ static bool foreign_locked(ebb__device *device, uint64_t ticket, unsigned slot) 
 
 static bool order_locked(ebb__device *device, uint64_t ticket, ebb_stream stream) EBB__LOCKED
 {
+    /* Over meanwhile? Nobody else may ask, and then every hit would be ordered after it. */
+    if (ticket_state_locked(device, ticket) == EBB__PASSED)
+        return true;
     ebb__mark *mark = mark_for_locked(device, EBB__TICKET_SLOT(ticket), ticket & EBB__TICKET_EPOCH);
     if (!mark)
         return false;
@@ -433,7 +470,10 @@ bool ebb__fence_order_locked(ebb__device *device, ebb__page *page, unsigned slot
     if (!ticket)
         return true;
     /* Nothing outside a capture can be waited for inside it: there the host waits. */
-    if (ebb__stream_captures(device, stream)) {
+    ebb__capture capture = ebb__stream_capture(device, stream);
+    if (capture == EBB__UNTOLD)
+        return false;
+    if (capture != EBB__NOT_CAPTURING) {
         for (; ticket; ticket = next_foreign_locked(device, page, slot))
             if (!ticket_wait_locked(device, ticket))
                 return false;
@@ -446,6 +486,7 @@ bool ebb__fence_order_locked(ebb__device *device, ebb__page *page, unsigned slot
         if (foreign_locked(device, more->ticket, slot) &&
             !order_locked(device, more->ticket, stream))
             return false;
+    prune_locked(device, page, 0);
     return true;
 }
 
@@ -460,9 +501,14 @@ void ebb__fence_clear_locked(ebb__device *device, ebb__page *page)
     }
 }
 
-void ebb__stream_drain(ebb__device *device, ebb_stream stream)
+bool ebb__stream_drain_locked(ebb__device *device, ebb_stream stream)
 {
-    device->driver.cuStreamSynchronize(stream);
+    ebb__drop(device);
+    CUresult code = device->driver.cuStreamSynchronize(stream);
+    ebb__retake(device);
+    if (code != CUDA_SUCCESS)
+        ebb__failed_locked(device, "cuStreamSynchronize", code);
+    return code == CUDA_SUCCESS;
 }
 
 ebb_status ebb__fence_close_locked(ebb__device *device)

@@ -143,6 +143,7 @@ typedef struct ebb__stream {
     uint64_t passed;  /* tickets up to here are over */
     ebb__mark *marks; /* oldest first */
     unsigned mark_count, mark_room;
+    unsigned drains; /* threads waiting for the stream itself, for want of a mark */
 } ebb__stream;
 
 /* ---- pages ---------------------------------------------------------------------------------- */
@@ -448,11 +449,25 @@ unsigned ebb__stream_find(ebb__device *device, ebb_stream stream);
 /* The same, made if there is none; 0: none to be had. Dropped streams' slots are used again. */
 unsigned ebb__stream_get_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
 
-/* Whether the stream is capturing: then nothing may be recorded on it. */
-bool ebb__stream_captures(const ebb__device *device, ebb_stream stream);
+typedef enum ebb__capture {
+    EBB__NOT_CAPTURING,
+    EBB__CAPTURING, /* nothing may be recorded on it */
+    EBB__BARRED,    /* the legacy stream, while a stream that waits for it captures: likewise */
+    EBB__UNTOLD,    /* the driver failed */
+} ebb__capture;
+
+/* Whether the stream is capturing. To ask disturbs no capture. */
+ebb__capture ebb__stream_capture(const ebb__device *device, ebb_stream stream);
 
 /* Record an event on the stream: it covers all tickets so far. */
 ebb_status ebb__mark_locked(ebb__device *device, unsigned slot) EBB__LOCKED;
+
+/*
+ * Tickets of the stream have been noted: see to it that they can pass. Of a lasting stream a mark can
+ * be made at any time; of another now, or it is waited for. May drop the lock. false: neither was to
+ * be had, the tickets will pass, and the caller keeps the pages from going by other means.
+ */
+bool ebb__fence_seal_locked(ebb__device *device, unsigned slot) EBB__LOCKED;
 
 /* The stream is promised to last. May drop the lock. */
 ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
@@ -482,8 +497,8 @@ bool ebb__fence_order_locked(ebb__device *device, ebb__page *page, unsigned slot
 /* The page's frame is gone, and its tickets with it. */
 void ebb__fence_clear_locked(ebb__device *device, ebb__page *page) EBB__LOCKED;
 
-/* Wait for one stream, without the lock: for want of a slot. */
-void ebb__stream_drain(ebb__device *device, ebb_stream stream);
+/* Wait for one stream, for want of a slot or a mark. Drops the lock. false: the driver failed. */
+bool ebb__stream_drain_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
 
 /* Forget every stream and destroy every event; no page has a ticket. EBB_DRIVER_FAILED: not all
    events; it can be repeated. */

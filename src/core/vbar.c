@@ -111,7 +111,11 @@ static uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t 
 static unsigned lasting_slot(ebb__device *device, ebb_stream stream)
 {
     unsigned slot = ebb__stream_find(device, stream);
-    return atomic_load_explicit(&device->streams[slot].lasting, memory_order_relaxed) ? slot : 0;
+    const ebb__stream *s = &device->streams[slot];
+    if (!slot || !atomic_load_explicit(&s->lasting, memory_order_acquire))
+        return 0;
+    /* A lasting stream keeps its slot. Before that the slot may have been another's: look again. */
+    return slot == EBB__LEGACY_SLOT || atomic_load(&s->handle) == stream ? slot : 0;
 }
 
 /* Note this stream's epoch on a page whose last user it is already: false if it is not. */
@@ -143,7 +147,8 @@ static bool part(ebb__vbar *vbar, uint64_t offset, uint64_t bytes, ebb_stream st
         if (!(word & EBB__PINS) || word & EBB__NOTED)
             return false;
     }
-    if (ebb__stream_captures(device, stream))
+    /* The legacy stream never does. */
+    if (slot != EBB__LEGACY_SLOT && ebb__stream_capture(device, stream) != EBB__NOT_CAPTURING)
         return false;
     for (uint64_t page = first; page <= last; page++)
         if (!note(&pages[page], s, slot))
@@ -491,37 +496,42 @@ static bool enough_pins(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
     return true;
 }
 
+static void hold_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t count) EBB__LOCKED
+{
+    walk w;
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w))
+        ebb__page_hold_locked(vbar, w.page);
+}
+
 /*
  * Note the stream's work on the pages: as a ticket, with a mark at once if the stream may not last;
  * for as long as a graph may run, if it is capturing. Pages are pinned. The lock may be dropped.
+ * EBB_DRIVER_FAILED: it is not known whether the stream is capturing, and nothing was noted.
  */
-static void note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t count,
-                            ebb_stream stream) EBB__LOCKED
+static ebb_status note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t count,
+                                  ebb_stream stream) EBB__LOCKED
 {
     ebb__device *device = vbar->device;
-    bool captures = ebb__stream_captures(device, stream);
-    unsigned slot = captures ? 0 : ebb__stream_get_locked(device, stream);
-    if (!captures && !slot) {
+    ebb__capture capture = ebb__stream_capture(device, stream);
+    if (capture == EBB__UNTOLD)
+        return ebb__failed_locked(device, "cuStreamIsCapturing", CUDA_ERROR_UNKNOWN);
+    unsigned slot = capture == EBB__CAPTURING ? 0 : ebb__stream_get_locked(device, stream);
+    if (!slot) {
         /* More streams than can be told apart: see this one over, then there is nothing to note. */
-        ebb__drop(device);
-        ebb__stream_drain(device, stream);
-        ebb__retake(device);
-        return;
+        if (capture == EBB__CAPTURING || !ebb__stream_drain_locked(device, stream))
+            hold_all_locked(vbar, ranges, count);
+        return EBB_OK;
     }
     walk w;
     for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w))
-        if (captures || !ebb__fence_note_locked(device, walk_page(&w), slot))
+        if (!ebb__fence_note_locked(device, walk_page(&w), slot))
             ebb__page_hold_locked(vbar, w.page);
-    if (captures)
-        return;
-    ebb__stream *s = &device->streams[slot];
-    bool now = !atomic_load(&s->lasting);
-    if ((now || atomic_load(&s->unpins) >= EBB__UNPINS_A_MARK - 1) &&
-        ebb__mark_locked(device, slot) != EBB_OK && now) {
-        ebb__drop(device);
-        ebb__stream_drain(device, stream);
-        ebb__retake(device);
-    }
+    if (!ebb__fence_seal_locked(device, slot))
+        hold_all_locked(vbar, ranges, count);
+    else if (capture == EBB__NOT_CAPTURING &&
+             atomic_load(&device->streams[slot].unpins) >= EBB__UNPINS_A_MARK - 1)
+        ebb__mark_locked(device, slot); /* now and then; if it fails, then later */
+    return EBB_OK;
 }
 
 /* Take a pin back of each page, for each range it is in; all or nothing. */
@@ -559,9 +569,9 @@ static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t coun
         status = EBB_NOT_PINNED;
     if (status == EBB_OK) {
         vbar->busy++;
-        note_all_locked(vbar, ranges, count, stream);
+        status = note_all_locked(vbar, ranges, count, stream);
         vbar->busy--;
-        if (unpins)
+        if (unpins && status == EBB_OK)
             status = unpin_walk_locked(vbar, ranges, count);
         /* A limit that was lowered below what was pinned takes its due as pins go. */
         if (ebb__frames_held_locked(device) > device->limit)

@@ -407,24 +407,38 @@ ebb_status ebb_vbar_free_memory(ebb_vbar handle, uint64_t bytes, uint64_t *freed
     return EBB_OK;
 }
 
+static bool held(const ebb__vbar *vbar, uint64_t page)
+{
+    return atomic_load(&vbar->pages[page].word) & EBB__HELD;
+}
+
 ebb_status ebb_vbar_graphs_gone(ebb_vbar handle, ebb_stream stream)
 {
     WITH_VBAR(handle);
     ebb__device *device = vbar->device;
+    ebb__capture capture = ebb__stream_capture(device, stream);
     unsigned slot = ebb__stream_get_locked(device, stream);
     vbar->busy++;
-    for (uint64_t page = EBB__NONE; (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE;) {
-        ebb__page *p = &vbar->pages[page];
-        if (!(atomic_load(&p->word) & EBB__HELD))
-            continue;
-        if (slot && ebb__fence_note_locked(device, p, slot))
+    if (capture == EBB__CAPTURING)
+        status = EBB_BUSY;
+    else if (capture == EBB__UNTOLD)
+        status = ebb__failed_locked(device, "cuStreamIsCapturing", CUDA_ERROR_UNKNOWN);
+    else if (!slot && !ebb__stream_drain_locked(device, stream))
+        status = EBB_DRIVER_FAILED;
+    uint64_t page = EBB__NONE;
+    while (status == EBB_OK && (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE)
+        if (held(vbar, page) && slot && !ebb__fence_note_locked(device, &vbar->pages[page], slot))
+            status = EBB_NO_HOST_MEMORY;
+    /* Only when all have their tickets, and these can pass, does anything change. */
+    if (status == EBB_OK && slot && !ebb__fence_seal_locked(device, slot))
+        status = EBB_DRIVER_FAILED;
+    page = EBB__NONE;
+    while (status == EBB_OK && (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE)
+        if (held(vbar, page))
             ebb__page_release_locked(vbar, page);
-    }
-    if (slot && !atomic_load(&device->streams[slot].lasting))
-        status = ebb__mark_locked(device, slot);
     vbar->busy--;
     ebb__leave(device, &scope);
-    return slot ? status : EBB_NO_HOST_MEMORY;
+    return status;
 }
 
 /* ---- what it says of itself --------------------------------------------------------------------- */
