@@ -269,7 +269,8 @@ static ebb_status destroy_all_locked(ebb__device *device) EBB__LOCKED
         if (status != EBB_OK)
             return status;
     }
-    return EBB_OK;
+    /* The lock was dropped where a fence was waited for, and another may have been made. */
+    return device->vbar_count ? EBB_BUSY : EBB_OK;
 }
 
 /* The last step, after which there is no device. */

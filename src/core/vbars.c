@@ -258,28 +258,34 @@ static bool leave_all_locked(ebb__vbar *vbar) EBB__LOCKED
     return false;
 }
 
-/* Wait for the pages' fences and unmap them. Drops the lock. */
-static ebb_status drop_all_locked(ebb__vbar *vbar) EBB__LOCKED
+/* Wait for the fences of the pages that left after `departure`, and unmap them. Drops the lock. */
+static ebb_status drop_all_locked(ebb__vbar *vbar, uint64_t departure) EBB__LOCKED
 {
     ebb_status status = EBB_OK;
-    uint64_t page = EBB__NONE;
+    uint64_t page = EBB__NONE, last = vbar->device->departures;
     while ((page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE) {
         ebb__page *p = &vbar->pages[page];
         bool poisoned = EBB__STATE(atomic_load(&p->word)) == EBB__POISONED;
-        if (!poisoned && !ebb__page_settle_locked(vbar, page, p->departure, false))
+        /* One that was taken back, and may be leaving again, is another thread's by now. */
+        bool ours = p->departure > departure && p->departure <= last;
+        if (!poisoned && !(ours && ebb__page_settle_locked(vbar, page, p->departure, false)))
             status = status == EBB_OK ? EBB_BUSY : status;
         else if (ebb__page_drop_locked(vbar, page) != EBB_OK)
             status = EBB_DRIVER_FAILED;
     }
+    /* While the lock was dropped, pages may have come back, and calls begun. */
+    if (status == EBB_OK && (vbar->resident.members || vbar->busy))
+        status = EBB_BUSY;
     return status;
 }
 
 ebb_status ebb__vbar_destroy_locked(ebb__vbar *vbar)
 {
     ebb__device *device = vbar->device;
+    uint64_t departure = device->departures;
     if (vbar->busy || !leave_all_locked(vbar))
         return EBB_BUSY;
-    ebb_status status = drop_all_locked(vbar);
+    ebb_status status = drop_all_locked(vbar, departure);
     if (status != EBB_OK)
         return status;
     CUresult code = device->driver.cuMemAddressFree(vbar->base, atomic_load(&vbar->bytes));
