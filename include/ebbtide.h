@@ -9,6 +9,8 @@
  *     written only on success unless the comment says otherwise.
  *   - Option and result structs start with `size`, which the caller sets to sizeof the struct, so
  *     that a newer library and an older program (or the reverse) understand each other.
+ *   - A function may also answer EBB_DRIVER_FAILED, with nothing changed, where the driver will not
+ *     make the device's context current.
  *   - Any thread may call any function. None calls the driver's context-wide synchronisation.
  *   - Nothing here needs a CUDA SDK, a current CUDA context, or a GPU to be linked or called.
  *

@@ -22,6 +22,7 @@ static atomic_int table_ready; /* 0 untouched, 1 being made, 2 ready */
 /* In a child, every device that was open is its parent's: handles of it lead nowhere. */
 static void forget_after_fork(void)
 {
+    ebb__os_mutex_init(&table_lock); /* a thread that held it is not in this process */
     for (uint32_t i = 0; i < EBB__DEVICES; i++) {
         ebb__device *device = &ebb__devices[i];
         if (!atomic_load(&device->id))
@@ -71,11 +72,19 @@ EBB__UNCHECKED void ebb__enter(ebb__device *device, ebb__scope *scope)
 {
     const ebb__driver *driver = &device->driver;
     ebb__os_lock(&device->mu);
-    /* A device that was closed meanwhile has no driver: the caller looks at the id again. */
-    scope->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    scope->relaxed =
-        driver->library && driver->cuThreadExchangeStreamCaptureMode(&scope->mode) == CUDA_SUCCESS;
-    scope->pushed = driver->library && driver->cuCtxPushCurrent(device->context) == CUDA_SUCCESS;
+    *scope = (ebb__scope){.mode = CU_STREAM_CAPTURE_MODE_RELAXED};
+    if (!driver->library)
+        return; /* closed meanwhile: the caller looks at the id again */
+    CUresult code = driver->cuThreadExchangeStreamCaptureMode(&scope->mode);
+    scope->relaxed = code == CUDA_SUCCESS;
+    if (!scope->relaxed) {
+        ebb__failed_locked(device, "cuThreadExchangeStreamCaptureMode", code);
+        return;
+    }
+    code = driver->cuCtxPushCurrent(device->context);
+    scope->pushed = scope->ready = code == CUDA_SUCCESS;
+    if (!scope->pushed)
+        ebb__failed_locked(device, "cuCtxPushCurrent", code);
 }
 
 /* Give the thread back what it had. */
@@ -108,6 +117,21 @@ EBB__UNCHECKED void ebb__retake(ebb__device *device)
 void ebb__await(ebb__device *device)
 {
     ebb__os_wait(&device->changed, &device->mu);
+}
+
+EBB__UNCHECKED ebb__device *ebb__device_enter(ebb_device handle, ebb__scope *scope,
+                                              ebb_status *status)
+{
+    ebb__device *device = ebb__device_find(handle, status);
+    if (!device)
+        return NULL;
+    ebb__enter(device, scope);
+    bool there = atomic_load(&device->id) == handle.id;
+    if (there && scope->ready)
+        return device;
+    ebb__leave(device, scope);
+    *status = there ? EBB_DRIVER_FAILED : EBB_GONE;
+    return NULL;
 }
 
 ebb_status ebb__failed_locked(ebb__device *device, const char *call, CUresult code)
@@ -211,6 +235,15 @@ static ebb_status open_place(ebb__device *device, const ebb__driver *driver,
     return status;
 }
 
+/* Is this a fork of a process that had a device open? The driver does not survive that. */
+static bool forked(void)
+{
+    for (uint32_t i = 0; i < EBB__DEVICES; i++)
+        if (atomic_load(&ebb__devices[i].forked))
+            return true;
+    return false;
+}
+
 ebb_status ebb_device_open(const ebb_device_options *options, ebb_device *handle, char *detail,
                            size_t length)
 {
@@ -222,6 +255,11 @@ ebb_status ebb_device_open(const ebb_device_options *options, ebb_device *handle
     ebb__driver driver;
     if (status == EBB_OK)
         status = ebb__driver_open(&driver, options->library, found.detail, sizeof found.detail);
+    if (status == EBB_DRIVER_FAILED && forked()) {
+        ebb__detail(detail, length, "this process was forked after a GPU had been opened: %s",
+                    found.detail);
+        return EBB_FORKED;
+    }
     if (status != EBB_OK) {
         ebb__detail(detail, length, "%s", found.detail);
         return status;
@@ -299,7 +337,7 @@ ebb_status ebb_device_close(ebb_device handle)
     } else {
         ebb__scope scope;
         ebb__enter(device, &scope);
-        status = destroy_all_locked(device);
+        status = scope.ready ? destroy_all_locked(device) : EBB_DRIVER_FAILED;
         if (status == EBB_OK)
             status = ebb__frames_close_locked(device);
         if (status == EBB_OK)
@@ -316,24 +354,10 @@ ebb_status ebb_device_close(ebb_device handle)
 
 /* ---- settings ----------------------------------------------------------------------------------- */
 
-/* Find a device and take its lock: NULL, and *status says why. */
-EBB__TRIES static ebb__device *enter(ebb_device handle, ebb__scope *scope, ebb_status *status)
-{
-    ebb__device *device = ebb__device_find(handle, status);
-    if (!device)
-        return NULL;
-    ebb__enter(device, scope);
-    if (atomic_load(&device->id) == handle.id)
-        return device;
-    ebb__leave(device, scope);
-    *status = EBB_GONE;
-    return NULL;
-}
-
 #define WITH_DEVICE(handle)                                                                        \
     ebb__scope scope;                                                                              \
     ebb_status status;                                                                             \
-    ebb__device *device = enter(handle, &scope, &status);                                          \
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);                              \
     if (!device)                                                                                   \
     return status
 
@@ -379,8 +403,16 @@ ebb_status ebb_device_keep_stream(ebb_device handle, ebb_stream stream)
 
 ebb_status ebb_device_failure(ebb_device handle, char *detail, size_t length)
 {
-    WITH_DEVICE(handle);
-    ebb__detail(detail, length, "%s", device->failure);
-    ebb__leave(device, &scope);
+    ebb_status status;
+    ebb__device *device = ebb__device_find(handle, &status);
+    if (!device)
+        return status;
+    /* Without the driver: it may be the driver that is broken. */
+    ebb__retake(device);
+    if (atomic_load(&device->id) == handle.id)
+        ebb__detail(detail, length, "%s", device->failure);
+    else
+        status = EBB_GONE;
+    ebb__drop(device);
     return status;
 }

@@ -362,14 +362,22 @@ extern ebb__device ebb__devices[EBB__DEVICES];
 typedef struct ebb__scope {
     CUstreamCaptureMode mode;
     bool relaxed, pushed;
+    bool ready; /* the driver can be called: context and mode are as they should be */
 } ebb__scope;
 
 /* The device behind a handle: NULL, and *status says why. */
 ebb__device *ebb__device_find(ebb_device handle, ebb_status *status);
 
 /*
+ * The device behind a handle, entered. NULL, and *status says why not: EBB_GONE, EBB_FORKED,
+ * EBB_DRIVER_FAILED.
+ */
+ebb__device *ebb__device_enter(ebb_device handle, ebb__scope *scope, ebb_status *status) EBB__TRIES;
+
+/*
  * Take the lock, make the device's context current and let the thread's calls not disturb captures.
- * The context's state is the caller's again after leave.
+ * The context's state is the caller's again after leave. scope->ready says whether that worked: on
+ * another device's context, or with a capture at stake, no driver function may be called.
  */
 void ebb__enter(ebb__device *device, ebb__scope *scope) EBB__LOCKS;
 void ebb__leave(ebb__device *device, const ebb__scope *scope) EBB__UNLOCKS;

@@ -415,7 +415,10 @@ static ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t co
     ebb__enter(vbar->device, &scope);
     /* The handle may have become another's between the look and the lock. */
     ebb_status status = EBB_GONE;
-    if (atomic_load(&vbar->id) == handle.id && count_pages(vbar, ranges, count) == c.pages) {
+    bool there = atomic_load(&vbar->id) == handle.id;
+    if (there && !scope.ready) {
+        status = EBB_DRIVER_FAILED;
+    } else if (there && count_pages(vbar, ranges, count) == c.pages) {
         vbar->busy++;
         status = fault_locked(&c, signatures);
         vbar->busy--;
@@ -563,6 +566,8 @@ static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t coun
     ebb_status status = EBB_OK;
     if (atomic_load(&vbar->id) != handle.id)
         status = EBB_GONE;
+    else if (!scope.ready)
+        status = EBB_DRIVER_FAILED;
     else if (!count_pages(vbar, ranges, count))
         status = EBB_INVALID;
     else if (!all_pinned(vbar, ranges, count))

@@ -65,11 +65,13 @@ EBB__TRIES static ebb__vbar *enter(ebb_vbar handle, ebb__scope *scope, ebb_statu
     ebb__vbar *vbar = ebb__vbar_find(handle);
     if (vbar) {
         ebb__enter(vbar->device, scope);
-        if (atomic_load(&vbar->id) == handle.id) {
-            *status = EBB_OK;
+        bool there = atomic_load(&vbar->id) == handle.id;
+        *status = there && scope->ready ? EBB_OK : EBB_DRIVER_FAILED;
+        if (*status == EBB_OK)
             return vbar;
-        }
         ebb__leave(vbar->device, scope);
+        if (there)
+            return NULL;
     }
     *status = ebb__vbar_missing(handle);
     return NULL;
@@ -220,16 +222,13 @@ ebb_status ebb_vbar_create(ebb_device handle, const ebb_vbar_options *options, e
 {
     if (!vbar || !options || options->size < sizeof *options || !options->bytes)
         return EBB_INVALID;
+    ebb__scope scope;
     ebb_status status;
-    ebb__device *device = ebb__device_find(handle, &status);
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);
     if (!device)
         return status;
-    ebb__scope scope;
-    ebb__enter(device, &scope);
     uint64_t grain = device->frame_bytes[EBB__SMALL];
-    if (!atomic_load(&device->id))
-        status = EBB_GONE;
-    else if (options->bytes > UINT64_MAX / 2 - grain)
+    if (options->bytes > UINT64_MAX / 2 - grain)
         status = EBB_INVALID;
     else
         status = create_locked(device, options, (options->bytes + grain - 1) / grain * grain, vbar);
