@@ -305,7 +305,7 @@ EBB_API ebb_status ebb_vbar_filled(ebb_vbar vbar, uint64_t offset, uint64_t byte
  * Take back one pin of each page of the range. The pages may be given up once all work that is on
  * `stream` by now is over. If the stream is capturing, they are held for the graph's sake until
  * ebb_vbar_graphs_gone(). EBB_OK, EBB_GONE, EBB_INVALID; EBB_NOT_PINNED, EBB_DRIVER_FAILED (it
- * cannot be told whether the stream is capturing): nothing changed.
+ * cannot be known when that work is over; try again): nothing changed.
  */
 EBB_API ebb_status ebb_vbar_unpin(ebb_vbar vbar, uint64_t offset, uint64_t bytes,
                                   ebb_stream stream);

@@ -238,10 +238,7 @@ ebb_status ebb__mark_locked(ebb__device *device, unsigned slot)
     return EBB_OK;
 }
 
-/*
- * What of the stream has no mark is over, or is not to be asked about: let it pass with the marks
- * there are.
- */
+/* What of the stream has no mark is over: let it pass with the marks there are. */
 static void cover_locked(ebb__stream *stream) EBB__LOCKED
 {
     uint64_t last = atomic_load(&stream->epoch) - 1;
@@ -262,7 +259,8 @@ bool ebb__fence_seal_locked(ebb__device *device, unsigned slot)
         atomic_fetch_add(&stream->epoch, 1);
     stream->drains++;
     bool over = ebb__stream_drain_locked(device, atomic_load(&stream->handle));
-    if (!--stream->drains)
+    stream->drains--;
+    if (over && !stream->drains)
         cover_locked(stream);
     return over;
 }

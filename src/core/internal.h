@@ -473,7 +473,7 @@ ebb_status ebb__mark_locked(ebb__device *device, unsigned slot) EBB__LOCKED;
 /*
  * Tickets of the stream have been noted: see to it that they can pass. Of a lasting stream a mark can
  * be made at any time; of another now, or it is waited for. May drop the lock. false: neither was to
- * be had, the tickets will pass, and the caller keeps the pages from going by other means.
+ * be had, and the pages must stay pinned or held until it succeeds.
  */
 bool ebb__fence_seal_locked(ebb__device *device, unsigned slot) EBB__LOCKED;
 

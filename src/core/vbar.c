@@ -499,17 +499,10 @@ static bool enough_pins(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
     return true;
 }
 
-static void hold_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t count) EBB__LOCKED
-{
-    walk w;
-    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w))
-        ebb__page_hold_locked(vbar, w.page);
-}
-
 /*
  * Note the stream's work on the pages: as a ticket, with a mark at once if the stream may not last;
  * for as long as a graph may run, if it is capturing. Pages are pinned. The lock may be dropped.
- * EBB_DRIVER_FAILED: it is not known whether the stream is capturing, and nothing was noted.
+ * EBB_DRIVER_FAILED: it cannot be known when that work is over, so the pins must stay.
  */
 static ebb_status note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t count,
                                   ebb_stream stream) EBB__LOCKED
@@ -519,21 +512,19 @@ static ebb_status note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size
     if (capture == EBB__UNTOLD)
         return ebb__failed_locked(device, "cuStreamIsCapturing", CUDA_ERROR_UNKNOWN);
     unsigned slot = capture == EBB__CAPTURING ? 0 : ebb__stream_get_locked(device, stream);
-    if (!slot) {
-        /* More streams than can be told apart: see this one over, then there is nothing to note. */
-        if (capture == EBB__CAPTURING || !ebb__stream_drain_locked(device, stream))
-            hold_all_locked(vbar, ranges, count);
-        return EBB_OK;
-    }
+    /* More streams than can be told apart: see this one over, then there is nothing to note. */
+    if (!slot && capture != EBB__CAPTURING)
+        return ebb__stream_drain_locked(device, stream) ? EBB_OK : EBB_DRIVER_FAILED;
     walk w;
     for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w))
-        if (!ebb__fence_note_locked(device, walk_page(&w), slot))
+        if (!slot || !ebb__fence_note_locked(device, walk_page(&w), slot))
             ebb__page_hold_locked(vbar, w.page);
-    if (!ebb__fence_seal_locked(device, slot))
-        hold_all_locked(vbar, ranges, count);
-    else if (capture == EBB__NOT_CAPTURING &&
-             atomic_load(&device->streams[slot].unpins) >= EBB__UNPINS_A_MARK - 1)
-        ebb__mark_locked(device, slot); /* now and then; if it fails, then later */
+    if (slot && !ebb__fence_seal_locked(device, slot))
+        return EBB_DRIVER_FAILED;
+    /* Now and then; if it fails, then later. */
+    if (slot && capture == EBB__NOT_CAPTURING &&
+        atomic_load(&device->streams[slot].unpins) >= EBB__UNPINS_A_MARK - 1)
+        ebb__mark_locked(device, slot);
     return EBB_OK;
 }
 
