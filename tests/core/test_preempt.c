@@ -5,6 +5,7 @@
  * as an eviction takes.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
@@ -43,7 +44,7 @@ static void *user(void *data)
     return NULL;
 }
 
-/* Takes the pages away, now and then. */
+/* Takes the pages away, over and over: each time ends an epoch of the stream. */
 static void *taker(void *data)
 {
     stage *g = data;
@@ -52,7 +53,7 @@ static void *taker(void *data)
         CHECK_EQ(ebb_vbar_free_memory(g->vbar, 2 * SMALL, &freed), EBB_OK);
         CHECK_EQ(ebb_vbar_prioritize(g->vbar), EBB_OK);
         atomic_fetch_add(&g->evictions, freed / SMALL);
-        usleep(50);
+        sched_yield();
     }
     return NULL;
 }
