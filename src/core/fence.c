@@ -26,6 +26,8 @@
 
 _Static_assert(EBB__STREAM_HASH == 1 << 12, "as many places as the hash has values");
 
+static bool poll_locked(ebb__device *device, ebb__stream *stream) EBB__LOCKED;
+
 /*
  * A slot to use again: of a stream that made no promise and of which everything has passed. Its old
  * tickets stay below `passed`, and its place in the hash is found by its new handle only if the two
@@ -35,8 +37,10 @@ static unsigned recycle_slot_locked(ebb__device *device) EBB__LOCKED
 {
     for (unsigned slot = EBB__LEGACY_SLOT + 1; slot < EBB__STREAMS; slot++) {
         ebb__stream *s = &device->streams[slot];
-        bool over = s->passed + 1 == atomic_load(&s->epoch);
-        if (s->used && !atomic_load(&s->lasting) && !s->mark_count && over) {
+        if (!s->used || atomic_load(&s->lasting))
+            continue;
+        poll_locked(device, s); /* nobody else may ever ask what became of it */
+        if (!s->mark_count && s->passed + 1 == atomic_load(&s->epoch)) {
             s->used = false;
             atomic_store(&s->handle, NULL);
             return slot;
@@ -199,7 +203,7 @@ ebb_status ebb__mark_locked(ebb__device *device, unsigned slot)
 void ebb__mark_in_passing(ebb__device *device, unsigned slot)
 {
     ebb__stream *stream = &device->streams[slot];
-    if (ebb__stream_captures(device, atomic_load(&stream->handle)))
+    if (ebb__stream_capture(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING)
         return;
     /*
      * To record on a stream that does not capture needs neither the context nor the thread's capture
@@ -221,6 +225,33 @@ void ebb__mark_in_passing(ebb__device *device, unsigned slot)
     ebb__leave(device, &scope);
 }
 
+/* What of the stream has no mark is over: let it pass with the marks there are. */
+static void cover_locked(ebb__stream *stream) EBB__LOCKED
+{
+    uint64_t last = atomic_load(&stream->epoch) - 1;
+    uint64_t *covered =
+        stream->mark_count ? &stream->marks[stream->mark_count - 1].epoch : &stream->passed;
+    if (*covered < last)
+        *covered = last;
+}
+
+bool ebb__fence_seal_locked(ebb__device *device, unsigned slot)
+{
+    ebb__stream *stream = &device->streams[slot];
+    uint64_t epoch = atomic_load(&stream->epoch);
+    if (atomic_load(&stream->lasting) || ebb__mark_locked(device, slot) == EBB_OK)
+        return true;
+    /* No mark: then the stream is waited for, while it is certain to be there. */
+    if (atomic_load(&stream->epoch) == epoch)
+        atomic_fetch_add(&stream->epoch, 1);
+    stream->drains++;
+    bool over = ebb__stream_drain_locked(device, atomic_load(&stream->handle));
+    stream->drains--;
+    if (over && !stream->drains)
+        cover_locked(stream);
+    return over;
+}
+
 /* The oldest mark that covers an epoch; made if there is none. NULL: not to be had now. */
 static ebb__mark *mark_for_locked(ebb__device *device, unsigned slot, uint64_t epoch) EBB__LOCKED
 {
@@ -228,7 +259,7 @@ static ebb__mark *mark_for_locked(ebb__device *device, unsigned slot, uint64_t e
     if (!stream->mark_count || stream->marks[stream->mark_count - 1].epoch < epoch) {
         /* Only a lasting stream may be touched now. Of others, the mark was made with the unpin. */
         if (!atomic_load(&stream->lasting) ||
-            ebb__stream_captures(device, atomic_load(&stream->handle)) ||
+            ebb__stream_capture(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING ||
             ebb__mark_locked(device, slot) != EBB_OK)
             return NULL;
     }
@@ -274,7 +305,7 @@ static bool ticket_wait_locked(ebb__device *device, uint64_t ticket) EBB__LOCKED
         /* Marks may have moved, not this one: who waits for it keeps it where it is in the row. */
         mark = NULL;
         for (unsigned i = 0; i < stream->mark_count && !mark; i++)
-            if (stream->marks[i].epoch == covers)
+            if (stream->marks[i].event == event)
                 mark = &stream->marks[i];
         if (mark)
             mark->waiters--;
@@ -390,6 +421,9 @@ static bool foreign_locked(ebb__device *device, uint64_t ticket, unsigned slot) 
 
 static bool order_locked(ebb__device *device, uint64_t ticket, ebb_stream stream) EBB__LOCKED
 {
+    /* Over meanwhile? Nobody else may ask, and then every hit would be ordered after it. */
+    if (ticket_state_locked(device, ticket) == EBB__PASSED)
+        return true;
     ebb__mark *mark = mark_for_locked(device, EBB__TICKET_SLOT(ticket), ticket & EBB__TICKET_EPOCH);
     if (!mark)
         return false;
@@ -421,7 +455,10 @@ bool ebb__fence_order_locked(ebb__device *device, ebb__page *page, unsigned slot
     if (!ticket)
         return true;
     /* Nothing outside a capture can be waited for inside it: there the host waits. */
-    if (ebb__stream_captures(device, stream)) {
+    ebb__capture capture = ebb__stream_capture(device, stream);
+    if (capture == EBB__UNTOLD)
+        return false;
+    if (capture != EBB__NOT_CAPTURING) {
         for (; ticket; ticket = next_foreign_locked(device, page, slot))
             if (!ticket_wait_locked(device, ticket))
                 return false;
@@ -434,6 +471,7 @@ bool ebb__fence_order_locked(ebb__device *device, ebb__page *page, unsigned slot
         if (foreign_locked(device, more->ticket, slot) &&
             !order_locked(device, more->ticket, stream))
             return false;
+    prune_locked(device, page, 0);
     return true;
 }
 
@@ -448,17 +486,22 @@ void ebb__fence_clear_locked(ebb__device *device, ebb__page *page)
     }
 }
 
-void ebb__stream_drain(ebb__device *device, ebb_stream stream)
+bool ebb__stream_drain_locked(ebb__device *device, ebb_stream stream)
 {
-    device->driver.cuStreamSynchronize(stream);
+    ebb__drop(device);
+    CUresult code = device->driver.cuStreamSynchronize(stream);
+    ebb__retake(device);
+    if (code != CUDA_SUCCESS)
+        ebb__failed_locked(device, "cuStreamSynchronize", code);
+    return code == CUDA_SUCCESS;
 }
 
-void ebb__fence_close_locked(ebb__device *device)
+ebb_status ebb__fence_close_locked(ebb__device *device)
 {
     for (unsigned slot = 1; slot < EBB__STREAMS; slot++) {
         ebb__stream *stream = &device->streams[slot];
         for (unsigned i = 0; i < stream->mark_count; i++)
-            device->driver.cuEventDestroy(stream->marks[i].event);
+            event_put_locked(device, stream->marks[i].event);
         free(stream->marks);
         stream->marks = NULL;
         stream->mark_count = stream->mark_room = 0;
@@ -470,11 +513,15 @@ void ebb__fence_close_locked(ebb__device *device)
     }
     for (unsigned at = 0; at < EBB__STREAM_HASH; at++)
         atomic_store(&device->stream_hash[at], 0);
-    for (unsigned i = 0; i < device->event_count; i++)
-        device->driver.cuEventDestroy(device->events[i]);
+    for (; device->event_count; device->event_count--) {
+        CUresult code = device->driver.cuEventDestroy(device->events[device->event_count - 1]);
+        if (code != CUDA_SUCCESS)
+            return ebb__failed_locked(device, "cuEventDestroy", code);
+    }
     free(device->events);
     device->events = NULL;
-    device->event_count = device->event_room = 0;
+    device->event_room = 0;
+    return EBB_OK;
 }
 
 ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream)

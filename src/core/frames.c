@@ -190,13 +190,13 @@ static CUresult set_access_locked(ebb__device *device, CUdeviceptr address,
                                   size_t bytes) EBB__LOCKED
 {
     CUresult code = CUDA_ERROR_NOT_READY;
-    for (int tries = 0; tries < TRIES && code == CUDA_ERROR_NOT_READY; tries++) {
-        if (tries) {
-            device->retries++;
+    int tries = 0;
+    for (; tries < TRIES && code == CUDA_ERROR_NOT_READY; tries++) {
+        if (tries)
             ebb__os_pause();
-        }
         code = device->driver.cuMemSetAccess(address, bytes, device->access, device->access_count);
     }
+    device->retries += code == CUDA_SUCCESS && tries > 1;
     return code;
 }
 
@@ -222,14 +222,9 @@ ebb_status ebb__frame_unmap_locked(ebb__device *device, ebb__frame *frame, CUdev
     return code == CUDA_SUCCESS ? EBB_OK : ebb__failed_locked(device, "cuMemUnmap", code);
 }
 
-void ebb__frames_close_locked(ebb__device *device)
+ebb_status ebb__frames_close_locked(ebb__device *device)
 {
     for (int kind = 0; kind < EBB__KINDS; kind++)
         ebb__frames_trim_locked(device, (ebb__kind)kind, UINT64_MAX);
-    while (device->stuck) {
-        ebb__frame *frame = device->stuck;
-        device->stuck = frame->next;
-        device->frame_count[frame->owner][frame->kind]--;
-        free(frame);
-    }
+    return device->stuck ? EBB_DRIVER_FAILED : EBB_OK;
 }

@@ -45,8 +45,9 @@ static unsigned own(ebb__device *device, uint64_t ticket, ebb_stream stream)
 {
     unsigned slot = EBB__TICKET_SLOT(ticket);
     const ebb__stream *s = &device->streams[slot];
+    /* A lasting stream keeps its slot. Before that the slot may have been another's: so in this order. */
     if (!slot || ticket & EBB__TICKET_MORE ||
-        !atomic_load_explicit(&s->lasting, memory_order_relaxed) ||
+        !atomic_load_explicit(&s->lasting, memory_order_acquire) ||
         atomic_load_explicit(&s->handle, memory_order_relaxed) != ebb__stream_plain(stream))
         return 0;
     return slot;
@@ -151,9 +152,10 @@ static bool part(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t byt
         if (!(word & EBB__PINS) || word & EBB__NOTED)
             return false;
     }
-    /* Pinned, so the device is open and the driver there to be asked. */
+    /* Pinned, so the device is open and the driver there to be asked. The legacy stream never
+       captures. */
     ebb__stream *s = &device->streams[slot];
-    if (ebb__stream_captures(device, stream))
+    if (slot != EBB__LEGACY_SLOT && ebb__stream_capture(device, stream) != EBB__NOT_CAPTURING)
         return false;
     for (uint64_t page = first; page <= last; page++)
         if (!note(&pages[page], s, slot))
@@ -223,13 +225,27 @@ static void unpin_all_locked(call *c) EBB__LOCKED
     }
 }
 
-/* Let the watermark rise over `page`, if it is to rise by itself and there is room to spare. */
-static bool rise_locked(ebb__vbar *vbar, uint64_t page) EBB__LOCKED
+/* Bytes of pages without a frame from page `from` to before `end`. */
+static uint64_t absent_locked(const ebb__vbar *vbar, uint64_t from, uint64_t end) EBB__LOCKED
+{
+    uint64_t bytes = ebb__page_offset_locked(vbar, end) - ebb__page_offset_locked(vbar, from);
+    for (uint64_t page = end;
+         (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE && page >= from;)
+        bytes -= vbar->device->frame_bytes[ebb__page_kind_locked(vbar, page)];
+    return bytes;
+}
+
+/*
+ * Let the watermark rise over `page`, if it is to rise by itself and there is room to spare: for
+ * `bytes`, and for every page over which it rises.
+ */
+static bool rise_locked(ebb__vbar *vbar, uint64_t page, uint64_t bytes) EBB__LOCKED
 {
     ebb__device *device = vbar->device;
     if (!vbar->rise || page >= vbar->watermark_limit)
         return false;
-    uint64_t spare = 0, bytes = device->frame_bytes[ebb__page_kind_locked(vbar, page)];
+    bytes += absent_locked(vbar, vbar->watermark, page + 1);
+    uint64_t spare = 0;
     for (int kind = 0; kind < EBB__KINDS; kind++)
         spare += device->frame_count[EBB__OF_NOBODY][kind] * device->frame_bytes[kind];
     uint64_t quiet = device->faults - vbar->quiet_since;
@@ -251,7 +267,7 @@ static bool rise_locked(ebb__vbar *vbar, uint64_t page) EBB__LOCKED
 static ebb_status survey_locked(call *c, ebb__request *request) EBB__LOCKED
 {
     ebb__vbar *vbar = c->vbar;
-    uint64_t stamp = ++vbar->device->departures;
+    uint64_t stamp = ++vbar->device->departures, needed = 0;
     walk w;
     for (walk_begin(&w, vbar, c->ranges, c->count); walk_more(&w); walk_next(&w)) {
         if (ebb__page_pin_locked(vbar, w.page)) {
@@ -263,7 +279,7 @@ static ebb_status survey_locked(call *c, ebb__request *request) EBB__LOCKED
             return EBB_BUSY;
         if (EBB__STATE(word) != EBB__ABSENT)
             return EBB_OFFLOADED; /* poisoned, or pinned beyond counting */
-        if (w.page >= vbar->watermark && !rise_locked(vbar, w.page))
+        if (w.page >= vbar->watermark && !rise_locked(vbar, w.page, needed))
             return EBB_OFFLOADED;
         if (w.page + 1 > request->above)
             request->above = w.page + 1;
@@ -271,7 +287,9 @@ static ebb_status survey_locked(call *c, ebb__request *request) EBB__LOCKED
         if (walk_page(&w)->departure == stamp)
             continue;
         walk_page(&w)->departure = stamp;
-        request->need[ebb__page_kind_locked(vbar, w.page)]++;
+        ebb__kind kind = ebb__page_kind_locked(vbar, w.page);
+        request->need[kind]++;
+        needed += vbar->device->frame_bytes[kind];
     }
     return EBB_OK;
 }
@@ -404,7 +422,10 @@ static ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t co
     ebb__enter(vbar->device, &scope);
     /* The handle may have become another's between the look and the lock. */
     ebb_status status = EBB_GONE;
-    if (atomic_load(&vbar->id) == handle.id && count_pages(vbar, ranges, count) == c.pages) {
+    bool there = atomic_load(&vbar->id) == handle.id;
+    if (there && !scope.ready) {
+        status = EBB_DRIVER_FAILED;
+    } else if (there && count_pages(vbar, ranges, count) == c.pages) {
         vbar->busy++;
         status = fault_locked(&c, signatures);
         vbar->busy--;
@@ -472,35 +493,62 @@ static bool all_pinned(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
     return true;
 }
 
+/* Has each page as many pins as there are ranges it is in? Said of ranges in rising order only. */
+static bool enough_pins(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
+{
+    walk w;
+    uint64_t before = EBB__NONE, needed = 0;
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w)) {
+        if (before != EBB__NONE && w.page < before)
+            return false;
+        needed = w.page == before ? needed + EBB__PIN : EBB__PIN;
+        before = w.page;
+        if ((atomic_load_explicit(&walk_page(&w)->word, memory_order_relaxed) & EBB__PINS) < needed)
+            return false;
+    }
+    return true;
+}
+
 /*
  * Note the stream's work on the pages: as a ticket, with a mark at once if the stream may not last;
  * for as long as a graph may run, if it is capturing. Pages are pinned. The lock may be dropped.
+ * EBB_DRIVER_FAILED: it cannot be known when that work is over, so the pins must stay.
  */
-static void note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t count,
-                            ebb_stream stream) EBB__LOCKED
+static ebb_status note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t count,
+                                  ebb_stream stream) EBB__LOCKED
 {
     ebb__device *device = vbar->device;
-    bool captures = ebb__stream_captures(device, stream);
-    unsigned slot = captures ? 0 : ebb__stream_get_locked(device, stream);
-    if (!captures && !slot) {
-        /* More streams than can be told apart: see this one over, then there is nothing to note. */
-        ebb__drop(device);
-        ebb__stream_drain(device, stream);
-        ebb__retake(device);
-        return;
-    }
+    ebb__capture capture = ebb__stream_capture(device, stream);
+    if (capture == EBB__UNTOLD)
+        return ebb__failed_locked(device, "cuStreamIsCapturing", CUDA_ERROR_UNKNOWN);
+    unsigned slot = capture == EBB__CAPTURING ? 0 : ebb__stream_get_locked(device, stream);
+    /* More streams than can be told apart: see this one over, then there is nothing to note. */
+    if (!slot && capture != EBB__CAPTURING)
+        return ebb__stream_drain_locked(device, stream) ? EBB_OK : EBB_DRIVER_FAILED;
     walk w;
     for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w))
-        if (captures || !ebb__fence_note_locked(device, walk_page(&w), slot))
+        if (!slot || !ebb__fence_note_locked(device, walk_page(&w), slot))
             ebb__page_hold_locked(vbar, w.page);
-    if (captures)
-        return;
-    ebb__stream *s = &device->streams[slot];
-    if (!atomic_load(&s->lasting) && ebb__mark_locked(device, slot) != EBB_OK) {
-        ebb__drop(device);
-        ebb__stream_drain(device, stream);
-        ebb__retake(device);
-    }
+    if (slot && !ebb__fence_seal_locked(device, slot))
+        return EBB_DRIVER_FAILED;
+    return EBB_OK;
+}
+
+/* Take a pin back of each page, for each range it is in; all or nothing. */
+static ebb_status unpin_walk_locked(ebb__vbar *vbar, const ebb_range *ranges,
+                                    size_t count) EBB__LOCKED
+{
+    walk w;
+    size_t done = 0;
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w), done++)
+        if (!ebb__page_unpin_locked(vbar, w.page))
+            break;
+    if (!walk_more(&w))
+        return EBB_OK;
+    /* Under the lock no page has gone meanwhile. */
+    for (walk_begin(&w, vbar, ranges, count); done--; walk_next(&w))
+        ebb__page_pin_locked(vbar, w.page);
+    return EBB_NOT_PINNED;
 }
 
 static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t count,
@@ -515,18 +563,18 @@ static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t coun
     ebb_status status = EBB_OK;
     if (atomic_load(&vbar->id) != handle.id)
         status = EBB_GONE;
+    else if (!scope.ready)
+        status = EBB_DRIVER_FAILED;
     else if (!count_pages(vbar, ranges, count))
         status = EBB_INVALID;
     else if (!all_pinned(vbar, ranges, count))
         status = EBB_NOT_PINNED;
     if (status == EBB_OK) {
         vbar->busy++;
-        note_all_locked(vbar, ranges, count, stream);
+        status = note_all_locked(vbar, ranges, count, stream);
         vbar->busy--;
-        walk w;
-        for (walk_begin(&w, vbar, ranges, count); walk_more(&w) && unpins; walk_next(&w))
-            if (!ebb__page_unpin_locked(vbar, w.page))
-                status = EBB_NOT_PINNED;
+        if (unpins && status == EBB_OK)
+            status = unpin_walk_locked(vbar, ranges, count);
         /* A limit that was lowered below what was pinned takes its due as pins go. */
         if (ebb__frames_held_locked(device) > device->limit)
             ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT, false, false);
@@ -559,10 +607,11 @@ ebb_status ebb_vbar_unpin_many(ebb_vbar handle, const ebb_range *ranges, size_t 
         return ebb__vbar_missing(handle);
     if (!count_pages(vbar, ranges, count))
         return EBB_INVALID;
-    if (!all_pinned(vbar, ranges, count))
-        return EBB_NOT_PINNED;
+    /* One by one without the lock only if none can turn out to lack a pin half-way. */
+    bool enough = enough_pins(vbar, ranges, count);
     size_t done = 0;
-    while (done < count && part(vbar, handle, ranges[done].offset, ranges[done].bytes, stream))
+    while (enough && done < count &&
+           part(vbar, handle, ranges[done].offset, ranges[done].bytes, stream))
         done++;
     if (done == count)
         return EBB_OK;

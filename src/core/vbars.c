@@ -28,11 +28,13 @@ EBB__TRIES static ebb__vbar *enter(ebb_vbar handle, ebb__scope *scope, ebb_statu
     ebb__vbar *vbar = ebb__vbar_find(handle);
     if (vbar) {
         ebb__enter(vbar->device, scope);
-        if (atomic_load(&vbar->id) == handle.id) {
-            *status = EBB_OK;
+        bool there = atomic_load(&vbar->id) == handle.id;
+        *status = there && scope->ready ? EBB_OK : EBB_DRIVER_FAILED;
+        if (*status == EBB_OK)
             return vbar;
-        }
         ebb__leave(vbar->device, scope);
+        if (there)
+            return NULL;
     }
     *status = ebb__vbar_missing(handle);
     return NULL;
@@ -183,16 +185,13 @@ ebb_status ebb_vbar_create(ebb_device handle, const ebb_vbar_options *options, e
 {
     if (!vbar || !options || options->size < sizeof *options || !options->bytes)
         return EBB_INVALID;
+    ebb__scope scope;
     ebb_status status;
-    ebb__device *device = ebb__device_find(handle, &status);
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);
     if (!device)
         return status;
-    ebb__scope scope;
-    ebb__enter(device, &scope);
     uint64_t grain = device->frame_bytes[EBB__SMALL];
-    if (!atomic_load(&device->id))
-        status = EBB_GONE;
-    else if (options->bytes > UINT64_MAX / 2 - grain)
+    if (options->bytes > UINT64_MAX / 2 - grain)
         status = EBB_INVALID;
     else
         status = create_locked(device, options, (options->bytes + grain - 1) / grain * grain, vbar);
@@ -221,28 +220,34 @@ static bool leave_all_locked(ebb__vbar *vbar) EBB__LOCKED
     return false;
 }
 
-/* Wait for the pages' fences and unmap them. Drops the lock. */
-static ebb_status drop_all_locked(ebb__vbar *vbar) EBB__LOCKED
+/* Wait for the fences of the pages that left after `departure`, and unmap them. Drops the lock. */
+static ebb_status drop_all_locked(ebb__vbar *vbar, uint64_t departure) EBB__LOCKED
 {
     ebb_status status = EBB_OK;
-    uint64_t page = EBB__NONE;
+    uint64_t page = EBB__NONE, last = vbar->device->departures;
     while ((page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE) {
         ebb__page *p = &vbar->pages[page];
         bool poisoned = EBB__STATE(atomic_load(&p->word)) == EBB__POISONED;
-        if (!poisoned && !ebb__page_settle_locked(vbar, page, p->departure, false))
+        /* One that was taken back, and may be leaving again, is another thread's by now. */
+        bool ours = p->departure > departure && p->departure <= last;
+        if (!poisoned && !(ours && ebb__page_settle_locked(vbar, page, p->departure, false)))
             status = status == EBB_OK ? EBB_BUSY : status;
         else if (ebb__page_drop_locked(vbar, page) != EBB_OK)
             status = EBB_DRIVER_FAILED;
     }
+    /* While the lock was dropped, pages may have come back, and calls begun. */
+    if (status == EBB_OK && (vbar->resident.members || vbar->busy))
+        status = EBB_BUSY;
     return status;
 }
 
 ebb_status ebb__vbar_destroy_locked(ebb__vbar *vbar)
 {
     ebb__device *device = vbar->device;
+    uint64_t departure = device->departures;
     if (vbar->busy || !leave_all_locked(vbar))
         return EBB_BUSY;
-    ebb_status status = drop_all_locked(vbar);
+    ebb_status status = drop_all_locked(vbar, departure);
     if (status != EBB_OK)
         return status;
     CUresult code = device->driver.cuMemAddressFree(vbar->base, atomic_load(&vbar->bytes));
@@ -370,24 +375,38 @@ ebb_status ebb_vbar_free_memory(ebb_vbar handle, uint64_t bytes, uint64_t *freed
     return EBB_OK;
 }
 
+static bool held(const ebb__vbar *vbar, uint64_t page)
+{
+    return atomic_load(&vbar->pages[page].word) & EBB__HELD;
+}
+
 ebb_status ebb_vbar_graphs_gone(ebb_vbar handle, ebb_stream stream)
 {
     WITH_VBAR(handle);
     ebb__device *device = vbar->device;
+    ebb__capture capture = ebb__stream_capture(device, stream);
     unsigned slot = ebb__stream_get_locked(device, stream);
     vbar->busy++;
-    for (uint64_t page = EBB__NONE; (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE;) {
-        ebb__page *p = &vbar->pages[page];
-        if (!(atomic_load(&p->word) & EBB__HELD))
-            continue;
-        if (slot && ebb__fence_note_locked(device, p, slot))
+    if (capture == EBB__CAPTURING)
+        status = EBB_BUSY;
+    else if (capture == EBB__UNTOLD)
+        status = ebb__failed_locked(device, "cuStreamIsCapturing", CUDA_ERROR_UNKNOWN);
+    else if (!slot && !ebb__stream_drain_locked(device, stream))
+        status = EBB_DRIVER_FAILED;
+    uint64_t page = EBB__NONE;
+    while (status == EBB_OK && (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE)
+        if (held(vbar, page) && slot && !ebb__fence_note_locked(device, &vbar->pages[page], slot))
+            status = EBB_NO_HOST_MEMORY;
+    /* Only when all have their tickets, and these can pass, does anything change. */
+    if (status == EBB_OK && slot && !ebb__fence_seal_locked(device, slot))
+        status = EBB_DRIVER_FAILED;
+    page = EBB__NONE;
+    while (status == EBB_OK && (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE)
+        if (held(vbar, page))
             ebb__page_release_locked(vbar, page);
-    }
-    if (slot && !atomic_load(&device->streams[slot].lasting))
-        status = ebb__mark_locked(device, slot);
     vbar->busy--;
     ebb__leave(device, &scope);
-    return slot ? status : EBB_NO_HOST_MEMORY;
+    return status;
 }
 
 /* ---- what it says of itself --------------------------------------------------------------------- */
