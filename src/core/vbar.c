@@ -459,6 +459,36 @@ static bool all_pinned(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
     return true;
 }
 
+/* Has every page a pin for each time that it is named? For ranges in rising order: no, of others. */
+static bool all_pinned_enough(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
+{
+    walk w;
+    uint64_t before = EBB__NONE, times = 0;
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w)) {
+        uint64_t pins = atomic_load(&walk_page(&w)->word) & EBB__PINS;
+        times = w.page == before ? times + 1 : 1;
+        if (pins < times * EBB__PIN || (before != EBB__NONE && w.page < before))
+            return false;
+        before = w.page;
+    }
+    return true;
+}
+
+/* Take back a pin for each time that a page is named; if one has too few, none. */
+static ebb_status unpin_ranges_locked(ebb__vbar *vbar, const ebb_range *ranges,
+                                      size_t count) EBB__LOCKED
+{
+    walk w, again;
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w)) {
+        if (ebb__page_unpin_locked(vbar, w.page))
+            continue;
+        for (walk_begin(&again, vbar, ranges, count); again.at < w.at; walk_next(&again))
+            ebb__page_pin_locked(vbar, again.page);
+        return EBB_NOT_PINNED;
+    }
+    return EBB_OK;
+}
+
 /*
  * Note the stream's work on the pages: as a ticket, with a mark at once if the stream may not last;
  * for as long as a graph may run, if it is capturing. Pages are pinned. The lock may be dropped.
@@ -512,10 +542,8 @@ static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t coun
         vbar->busy++;
         note_all_locked(vbar, ranges, count, stream);
         vbar->busy--;
-        walk w;
-        for (walk_begin(&w, vbar, ranges, count); walk_more(&w) && unpins; walk_next(&w))
-            if (!ebb__page_unpin_locked(vbar, w.page))
-                status = EBB_NOT_PINNED;
+        if (unpins)
+            status = unpin_ranges_locked(vbar, ranges, count);
         /* A limit that was lowered below what was pinned takes its due as pins go. */
         if (ebb__frames_held_locked(device) > device->limit)
             ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT, false, false);
@@ -542,12 +570,10 @@ ebb_status ebb_vbar_unpin_many(ebb_vbar handle, const ebb_range *ranges, size_t 
     ebb__vbar *vbar = ebb__vbar_find(handle);
     if (!vbar)
         return ebb__vbar_missing(handle);
-    if (!count_pages(vbar, ranges, count))
-        return EBB_INVALID;
-    if (!all_pinned(vbar, ranges, count))
-        return EBB_NOT_PINNED;
     unsigned slot = lasting_slot(vbar->device, stream);
     size_t done = 0;
+    if (!count_pages(vbar, ranges, count) || !all_pinned_enough(vbar, ranges, count))
+        slot = 0;
     while (slot && done < count &&
            part(vbar, ranges[done].offset, ranges[done].bytes, stream, slot))
         done++;
