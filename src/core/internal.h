@@ -199,6 +199,7 @@ typedef struct ebb__bits {
 typedef struct ebb__table {
     struct ebb__table *next;
     void *memory;
+    uint64_t pages; /* as many as there is room for, a power of two; the sets lie behind them */
     size_t bytes;
 } ebb__table;
 
