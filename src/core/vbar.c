@@ -6,7 +6,9 @@
  * the two. What makes that safe:
  *
  *   - A page with a pin cannot leave (pages.c), nor its VBAR be destroyed, so whatever is read after
- *     the pin is of this page and stays so. An old handle is found out by looking at the id again.
+ *     the pin is of this page and stays so. An old handle is found out by looking at the id again:
+ *     once where the pages are known, so that none is touched that is not of the table, and once
+ *     where they are pinned, because the table may have become another VBAR's in between.
  *   - The ticket is noted before the pin is taken back: who finds the page unpinned finds the ticket.
  *   - The ticket is read after the pin is made: work that was noted before is seen.
  *
@@ -20,10 +22,10 @@
 static bool span(const ebb__vbar *vbar, uint64_t offset, uint64_t bytes, uint64_t *first,
                  uint64_t *last)
 {
-    uint64_t size = atomic_load_explicit(&vbar->bytes, memory_order_relaxed);
+    uint64_t size = atomic_load_explicit(&vbar->bytes, memory_order_acquire);
     if (!bytes || offset > size || bytes > size - offset)
         return false;
-    uint64_t large = atomic_load_explicit(&vbar->large_bytes, memory_order_relaxed);
+    uint64_t large = atomic_load_explicit(&vbar->large_bytes, memory_order_acquire);
     uint64_t end = offset + bytes - 1;
     unsigned shift = vbar->device->small_shift;
     uint64_t large_count = large >> EBB__LARGE_SHIFT;
@@ -65,7 +67,19 @@ static bool unpin(ebb__page *page)
     return true;
 }
 
-/* Take pins back that were made in vain. */
+/* Whose table this is now: a pin through an old handle may have been of another VBAR's page. */
+static ebb__vbar *owner_locked(ebb__vbar *vbar, const ebb__page *pages) EBB__LOCKED
+{
+    const ebb__device *device = vbar->device;
+    for (uint32_t i = 0; atomic_load(&vbar->pages) != pages && i < device->vbar_high; i++) {
+        ebb__vbar *other = ebb__vbar_number(device, i);
+        if (atomic_load(&other->id) && atomic_load(&other->pages) == pages)
+            return other;
+    }
+    return vbar;
+}
+
+/* Take pins back. */
 static void unpin_again(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint64_t end)
 {
     for (uint64_t page = first; page < end; page++) {
@@ -73,9 +87,19 @@ static void unpin_again(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint6
             continue;
         ebb__scope scope;
         ebb__enter(vbar->device, &scope);
-        ebb__page_unpin_locked(vbar, page);
+        ebb__page_unpin_locked(owner_locked(vbar, pages), page);
         ebb__leave(vbar->device, &scope);
     }
+}
+
+/* The pages of a range of the VBAR that a handle names: NULL if it is gone, or has no such range. */
+static ebb__page *look(const ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
+                       uint64_t *first, uint64_t *last)
+{
+    bool is = span(vbar, offset, bytes, first, last);
+    ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
+    /* Read last: if the id is still the handle's, so is all that was read before it. */
+    return is && atomic_load(&vbar->id) == handle.id ? pages : NULL;
 }
 
 /* Pin a range whose pages are all there and this stream's. Its signature; 0: it is not so. */
@@ -83,9 +107,9 @@ static uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t 
                     unsigned slot)
 {
     uint64_t first, last, signature = 0;
-    if (!span(vbar, offset, bytes, &first, &last))
+    ebb__page *pages = look(vbar, handle, offset, bytes, &first, &last);
+    if (!pages)
         return 0;
-    ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
     uint64_t end = first; /* of what is pinned */
     bool whole = true;
     while (whole && end <= last) {
@@ -130,14 +154,15 @@ static bool note(ebb__page *page, const ebb__stream *stream, unsigned slot)
 }
 
 /* Unpin a range on the stream that used its pages last. false: nothing was done. */
-static bool part(ebb__vbar *vbar, uint64_t offset, uint64_t bytes, ebb_stream stream, unsigned slot)
+static bool part(ebb__vbar *vbar, ebb_vbar handle, ebb_range range, ebb_stream stream,
+                 unsigned slot)
 {
     uint64_t first, last;
     ebb__device *device = vbar->device;
     ebb__stream *s = &device->streams[slot];
-    if (!span(vbar, offset, bytes, &first, &last))
+    ebb__page *pages = look(vbar, handle, range.offset, range.bytes, &first, &last);
+    if (!pages)
         return false;
-    ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
     for (uint64_t page = first; page <= last; page++) {
         uint64_t word = atomic_load_explicit(&pages[page].word, memory_order_relaxed);
         if (!(word & EBB__PINS) || word & EBB__NOTED)
@@ -384,7 +409,7 @@ static ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t co
     call c = {.vbar = vbar, .ranges = ranges, .count = count, .stream = stream};
     c.pages = count_pages(vbar, ranges, count);
     if (!c.pages)
-        return EBB_INVALID;
+        return atomic_load(&vbar->id) == handle.id ? EBB_INVALID : ebb__vbar_missing(handle);
     bool few[256] = {false};
     c.pinned = c.pages <= sizeof few ? few : calloc(c.pages, sizeof *c.pinned);
     if (!c.pinned)
@@ -460,16 +485,20 @@ static bool all_pinned(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
 }
 
 /* Has every page a pin for each time that it is named? For ranges in rising order: no, of others. */
-static bool all_pinned_enough(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
+static bool all_pinned_enough(ebb__vbar *vbar, ebb_vbar handle, const ebb_range *ranges,
+                              size_t count)
 {
-    walk w;
-    uint64_t before = EBB__NONE, times = 0;
-    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w)) {
-        uint64_t pins = atomic_load(&walk_page(&w)->word) & EBB__PINS;
-        times = w.page == before ? times + 1 : 1;
-        if (pins < times * EBB__PIN || (before != EBB__NONE && w.page < before))
+    uint64_t first, last, before = 0, times = 0;
+    for (size_t i = 0; i < count; i++) {
+        ebb__page *pages = look(vbar, handle, ranges[i].offset, ranges[i].bytes, &first, &last);
+        if (!pages || (i && first < before))
             return false;
-        before = w.page;
+        for (uint64_t page = first; page <= last; page++) {
+            times = i && page == before ? times + 1 : 1;
+            if ((atomic_load(&pages[page].word) & EBB__PINS) < times * EBB__PIN)
+                return false;
+            before = page;
+        }
     }
     return true;
 }
@@ -554,11 +583,11 @@ static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t coun
 
 ebb_status ebb_vbar_unpin(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
 {
+    ebb_range range = {offset, bytes};
     ebb__vbar *vbar = ebb__vbar_find(handle);
     unsigned slot = vbar ? lasting_slot(vbar->device, stream) : 0;
-    if (slot && part(vbar, offset, bytes, stream, slot))
+    if (slot && part(vbar, handle, range, stream, slot))
         return EBB_OK;
-    ebb_range range = {offset, bytes};
     return end_slow(handle, &range, 1, stream, true);
 }
 
@@ -572,10 +601,9 @@ ebb_status ebb_vbar_unpin_many(ebb_vbar handle, const ebb_range *ranges, size_t 
         return ebb__vbar_missing(handle);
     unsigned slot = lasting_slot(vbar->device, stream);
     size_t done = 0;
-    if (!count_pages(vbar, ranges, count) || !all_pinned_enough(vbar, ranges, count))
+    if (!all_pinned_enough(vbar, handle, ranges, count))
         slot = 0;
-    while (slot && done < count &&
-           part(vbar, ranges[done].offset, ranges[done].bytes, stream, slot))
+    while (slot && done < count && part(vbar, handle, ranges[done], stream, slot))
         done++;
     if (done == count)
         return EBB_OK;
