@@ -286,6 +286,9 @@ ebb_status ebb__vbar_destroy_locked(ebb__vbar *vbar)
     ebb_status status = drop_all_locked(vbar);
     if (status != EBB_OK)
         return status;
+    /* While a fence was waited for, another thread may have begun to use it again. */
+    if (vbar->busy || vbar->resident.members)
+        return EBB_BUSY;
     CUresult code = device->driver.cuMemAddressFree(vbar->base, atomic_load(&vbar->bytes));
     if (code != CUDA_SUCCESS)
         return ebb__failed_locked(device, "cuMemAddressFree", code);
