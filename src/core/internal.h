@@ -299,6 +299,7 @@ struct ebb__device {
     _Atomic bool forked;    /* this process is a fork of the one that opened it */
     uint32_t number, generation_of_id;
     unsigned opens;
+    unsigned busy; /* threads in a call, of no VBAR, that may have dropped the lock */
 
     ebb__driver driver;
     int index;
