@@ -48,7 +48,7 @@ typedef struct shared {
     struct slot { /* a VBAR that comes and goes */
         pthread_mutex_t mu;
         ebb_vbar vbar;
-        uint64_t bytes;
+        uint64_t bytes, address;
     } slots[SLOTS];
     atomic_ulong uses, fills, gone, page_outs;
 } shared;
@@ -136,13 +136,17 @@ static void use(self *me, CUstream stream)
 
 /* ---- VBARs that come and go ---------------------------------------------------------------------- */
 
-static ebb_vbar make(self *me, uint64_t *bytes)
+static void make(self *me, struct slot *slot)
 {
-    *bytes = (1 + below(me, 60)) * MIB;
-    ebb_vbar_options options = {.size = sizeof options, .bytes = *bytes};
+    ebb_vbar_options options = {.size = sizeof options, .bytes = (1 + below(me, 60)) * MIB};
     ebb_vbar vbar = {0};
     EXPECT(ebb_vbar_create(me->s->c.device, &options, &vbar), EBB_OK);
-    return vbar;
+    uint64_t address = core_stats(vbar).address; /* nobody else knows it yet */
+    pthread_mutex_lock(&slot->mu);
+    slot->vbar = vbar;
+    slot->bytes = options.bytes;
+    slot->address = address;
+    pthread_mutex_unlock(&slot->mu);
 }
 
 static void replace(self *me)
@@ -153,12 +157,7 @@ static void replace(self *me)
     pthread_mutex_unlock(&slot->mu);
     ebb_status status = ebb_vbar_destroy(vbar);
     if (status == EBB_OK) {
-        uint64_t bytes;
-        ebb_vbar fresh = make(me, &bytes);
-        pthread_mutex_lock(&slot->mu);
-        slot->vbar = fresh;
-        slot->bytes = bytes;
-        pthread_mutex_unlock(&slot->mu);
+        make(me, slot);
     } else if (status != EBB_BUSY && status != EBB_GONE) {
         WRONG("destroy gave %d", (int)status);
     }
@@ -171,7 +170,7 @@ static void visit(self *me)
     struct slot *slot = &s->slots[below(me, SLOTS)];
     pthread_mutex_lock(&slot->mu);
     ebb_vbar vbar = slot->vbar;
-    uint64_t size = slot->bytes;
+    uint64_t size = slot->bytes, address = slot->address;
     pthread_mutex_unlock(&slot->mu);
     unsigned count = 1 + below(me, 3);
     ebb_range ranges[3];
@@ -186,6 +185,13 @@ static void visit(self *me)
             : ebb_vbar_fault_many(vbar, ranges, count, me->lasting, signatures);
     if (status == EBB_OK) {
         EXPECT(signatures[0] != 0, true);
+        ebbsim_range touched = {address + ranges[0].offset, 1, EBBSIM_READ};
+        ebbsim_work visit_work = {.size = sizeof visit_work,
+                                  .name = "visit",
+                                  .ranges = &touched,
+                                  .range_count = 1,
+                                  .nanoseconds = 50000};
+        EXPECT(ebbsim_launch(&visit_work, me->lasting), 0);
         /* It cannot go while it is pinned. */
         EXPECT(ebb_vbar_unpin_many(vbar, ranges, count, me->lasting), EBB_OK);
     } else if (status == EBB_GONE) {
@@ -266,6 +272,8 @@ static void *hammer(void *data)
             replace(me);
         else
             manage(me);
+        if (i % 64 == 63)
+            EXPECT(me->s->c.driver.cuStreamSynchronize(me->lasting), 0);
     }
     return NULL;
 }
@@ -301,7 +309,7 @@ static void run(shared *s, self *all, void *(*function)(void *))
     }
     for (unsigned i = 0; i < SLOTS; i++) {
         pthread_mutex_init(&s->slots[i].mu, NULL);
-        s->slots[i].vbar = make(&all[0], &s->slots[i].bytes);
+        make(&all[0], &s->slots[i]);
     }
     for (unsigned i = 0; i < THREADS; i++)
         REQUIRE(pthread_create(&all[i].thread, NULL, function, &all[i]) == 0);
@@ -337,6 +345,8 @@ static void *visit_or_replace(void *data)
             replace(me);
         else
             visit(me);
+        if (i % 64 == 63) /* so that the simulator has not too much to remember */
+            EXPECT(me->s->c.driver.cuStreamSynchronize(me->lasting), 0);
     }
     return NULL;
 }
