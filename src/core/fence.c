@@ -303,6 +303,25 @@ static bool ticket_wait_locked(ebb__device *device, uint64_t ticket) EBB__LOCKED
     return true;
 }
 
+bool ebb__stream_finish_locked(ebb__device *device, unsigned slot)
+{
+    ebb__stream *stream = &device->streams[slot];
+    uint64_t epoch = atomic_fetch_add(&stream->epoch, 1);
+    /* Earlier streams of the same handle first: theirs are the marks there are. */
+    unsigned count = stream->mark_count;
+    if (count && !ticket_wait_locked(device, (uint64_t)slot << 48 | stream->marks[count - 1].epoch))
+        return false;
+    ebb__drop(device);
+    CUresult code = device->driver.cuStreamSynchronize(atomic_load(&stream->handle));
+    ebb__retake(device);
+    if (code != CUDA_SUCCESS) {
+        ebb__failed_locked(device, "cuStreamSynchronize", code);
+        return false;
+    }
+    pass_locked(device, stream, epoch);
+    return true;
+}
+
 /* ---- pages ---------------------------------------------------------------------------------- */
 
 static void set_more_locked(ebb__page *page, ebb__more *more)

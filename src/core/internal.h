@@ -487,6 +487,10 @@ void ebb__fence_clear_locked(ebb__device *device, ebb__page *page) EBB__LOCKED;
 /* Wait for one stream, without the lock: for want of a slot. */
 void ebb__stream_drain(ebb__device *device, ebb_stream stream);
 
+/* For want of a mark: wait until every ticket of the stream so far is over. Drops the lock. false: it
+   cannot be known. */
+bool ebb__stream_finish_locked(ebb__device *device, unsigned slot) EBB__LOCKED;
+
 /* Destroy every event. */
 void ebb__fence_close_locked(ebb__device *device) EBB__LOCKED;
 

@@ -543,12 +543,12 @@ static void note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t cou
         return;
     ebb__stream *s = &device->streams[slot];
     bool now = !atomic_load(&s->lasting);
-    if ((now || atomic_load(&s->unpins) >= EBB__UNPINS_A_MARK - 1) &&
-        ebb__mark_locked(device, slot) != EBB_OK && now) {
-        ebb__drop(device);
-        ebb__stream_drain(device, stream);
-        ebb__retake(device);
-    }
+    if ((!now && atomic_load(&s->unpins) < EBB__UNPINS_A_MARK - 1) ||
+        ebb__mark_locked(device, slot) == EBB_OK || !now || ebb__stream_finish_locked(device, slot))
+        return;
+    /* Nobody will ever know when this stream is done with them. */
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w))
+        ebb__page_hold_locked(vbar, w.page);
 }
 
 static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t count,

@@ -420,18 +420,22 @@ ebb_status ebb_vbar_graphs_gone(ebb_vbar handle, ebb_stream stream)
     ebb__device *device = vbar->device;
     unsigned slot = ebb__stream_get_locked(device, stream);
     vbar->busy++;
-    for (uint64_t page = EBB__NONE; (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE;) {
-        ebb__page *p = &vbar->pages[page];
-        if (!(atomic_load(&p->word) & EBB__HELD))
-            continue;
-        if (slot && ebb__fence_note_locked(device, p, slot))
-            ebb__page_release_locked(vbar, page);
+    bool known = slot != 0;
+    for (uint64_t page = EBB__NONE;
+         known && (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE;)
+        if (atomic_load(&vbar->pages[page].word) & EBB__HELD)
+            known = ebb__fence_note_locked(device, &vbar->pages[page], slot);
+    if (known && !atomic_load(&device->streams[slot].lasting) &&
+        (status = ebb__mark_locked(device, slot)) != EBB_OK) {
+        known = ebb__stream_finish_locked(device, slot);
+        status = known ? EBB_OK : status;
     }
-    if (slot && !atomic_load(&device->streams[slot].lasting))
-        status = ebb__mark_locked(device, slot);
+    for (uint64_t page = EBB__NONE;
+         known && (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE;)
+        ebb__page_release_locked(vbar, page);
     vbar->busy--;
     ebb__leave(device, &scope);
-    return slot ? status : EBB_NO_HOST_MEMORY;
+    return known || status != EBB_OK ? status : EBB_NO_HOST_MEMORY;
 }
 
 /* ---- what it says of itself --------------------------------------------------------------------- */
