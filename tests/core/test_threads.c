@@ -363,6 +363,46 @@ static void a_fault_that_meets_a_destroy_finds_it_gone_or_holds_it(void)
     core_close(&s.c);
 }
 
+static void *destroy(void *data)
+{
+    ebb_vbar *vbar = data;
+    return (void *)(intptr_t)ebb_vbar_destroy(*vbar);
+}
+
+static void a_destroy_that_is_overtaken_by_a_fault_gives_up(void)
+{
+    core c;
+    core_open(&c, 512 * MIB, 256 * MIB);
+    CUstream s = core_lasting(&c);
+    ebb_vbar v = core_vbar(&c, 2 * SMALL);
+    uint64_t signature, again;
+    /* The lower page is in use by the GPU for a while: destroy drops the upper one and waits. */
+    CHECK_EQ(ebb_vbar_fault(v, SMALL, SMALL, NULL, &signature), EBB_OK);
+    CHECK_EQ(ebb_vbar_unpin(v, SMALL, SMALL, NULL), EBB_OK);
+    CHECK_EQ(ebb_vbar_fault(v, 0, SMALL, s, &signature), EBB_OK);
+    ebbsim_range range = {core_stats(v).address, 1, EBBSIM_READ};
+    ebbsim_work work = {.size = sizeof work,
+                        .name = "long",
+                        .ranges = &range,
+                        .range_count = 1,
+                        .nanoseconds = 300000000};
+    MUST(ebbsim_launch(&work, s));
+    CHECK_EQ(ebb_vbar_unpin(v, 0, SMALL, s), EBB_OK);
+    pthread_t thread;
+    void *result;
+    REQUIRE(pthread_create(&thread, NULL, destroy, &v) == 0);
+    uint8_t flags[2] = {0, 1};
+    while (flags[1] && ebb_vbar_residency(v, flags, 2) == EBB_OK)
+        sched_yield();
+    CHECK_EQ(ebb_vbar_fault(v, SMALL, SMALL, NULL, &again), EBB_OK);
+    pthread_join(thread, &result);
+    CHECK_EQ((intptr_t)result, EBB_BUSY);
+    core_check(&c);
+    CHECK_EQ(ebb_vbar_unpin(v, SMALL, SMALL, NULL), EBB_OK);
+    CHECK_EQ(ebb_vbar_destroy(v), EBB_OK);
+    core_close(&c);
+}
+
 /* ---- open and close ------------------------------------------------------------------------------ */
 
 static _Atomic uint64_t stray; /* a VBAR of somebody's, perhaps of a device that is closed by now */
@@ -434,6 +474,7 @@ int main(int argc, char **argv)
         SKIP("the contents are looked at by kernels of the simulated GPU");
     RUN(eight_threads_share_weights_and_find_what_they_filled);
     RUN(a_fault_that_meets_a_destroy_finds_it_gone_or_holds_it);
+    RUN(a_destroy_that_is_overtaken_by_a_fault_gives_up);
     RUN(a_device_is_opened_and_closed_by_everybody);
     return REPORT();
 }
