@@ -152,8 +152,9 @@ EBB_API ebb_status ebb_device_open(const ebb_device_options *options, ebb_device
 
 /*
  * Undo one open. The last one destroys the device's VBARs, waiting for their fences, and frees all.
- * EBB_OK; EBB_GONE; EBB_BUSY: a VBAR is pinned, or held by a graph, and nothing was undone;
- * EBB_DRIVER_FAILED: the driver would not take something back. The device stays open; try again.
+ * EBB_OK; EBB_GONE; EBB_BUSY: a VBAR is pinned, or held by a graph, or another thread is in a call,
+ * and nothing was undone; EBB_DRIVER_FAILED: the driver would not take something back. The device
+ * stays open; try again.
  */
 EBB_API ebb_status ebb_device_close(ebb_device device);
 

@@ -290,6 +290,8 @@ ebb_status ebb_device_open(const ebb_device_options *options, ebb_device *handle
 static ebb_status destroy_all_locked(ebb__device *device) EBB__LOCKED
 {
     /* First whether it can be done at all, so that a refusal has changed nothing. */
+    if (device->busy)
+        return EBB_BUSY;
     for (uint32_t i = 0; i < device->vbar_high; i++) {
         const ebb__vbar *vbar = ebb__vbar_number(device, i);
         uint64_t hits, resident, pinned, held;
@@ -396,7 +398,9 @@ ebb_status ebb_device_keep_stream(ebb_device handle, ebb_stream stream)
     if (stream == CU_STREAM_PER_THREAD)
         return EBB_INVALID;
     WITH_DEVICE(handle);
+    device->busy++;
     status = ebb__stream_keep_locked(device, stream);
+    device->busy--;
     ebb__leave(device, &scope);
     return status;
 }

@@ -20,7 +20,6 @@
  * the capture: such a fence is unknown for the time being.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "internal.h"
 
@@ -125,14 +124,18 @@ static void event_put_locked(ebb__device *device, CUevent event) EBB__LOCKED
     device->events[device->event_count++] = event;
 }
 
-/* Forget the oldest mark: it has passed, and nobody waits for it. */
-static void pass_locked(ebb__device *device, ebb__stream *stream) EBB__LOCKED
+/* All up to an epoch has passed: forget the marks of it, but for those that are still waited for. */
+static void pass_locked(ebb__device *device, ebb__stream *stream, uint64_t epoch) EBB__LOCKED
 {
-    ebb__mark *mark = &stream->marks[0];
-    stream->passed = mark->epoch;
-    event_put_locked(device, mark->event);
-    stream->mark_count--;
-    memmove(stream->marks, stream->marks + 1, stream->mark_count * sizeof *stream->marks);
+    unsigned kept = 0;
+    stream->passed = epoch > stream->passed ? epoch : stream->passed;
+    for (unsigned i = 0; i < stream->mark_count; i++) {
+        if (stream->marks[i].epoch <= stream->passed && !stream->marks[i].waiters)
+            event_put_locked(device, stream->marks[i].event);
+        else
+            stream->marks[kept++] = stream->marks[i];
+    }
+    stream->mark_count = kept;
 }
 
 /* See which marks have passed. false: the driver could not say. */
@@ -146,7 +149,7 @@ static bool poll_locked(ebb__device *device, ebb__stream *stream) EBB__LOCKED
             ebb__failed_locked(device, "cuEventQuery", code);
             return false;
         }
-        pass_locked(device, stream);
+        pass_locked(device, stream, stream->marks[0].epoch);
     }
     return true;
 }
@@ -290,8 +293,11 @@ static bool ticket_wait_locked(ebb__device *device, uint64_t ticket) EBB__LOCKED
     while (stream->passed < epoch) {
         if (!mark_for_locked(device, slot, epoch))
             return false;
-        /* The oldest mark first: they pass in order, and each tells of others' tickets too. */
-        ebb__mark *mark = &stream->marks[0];
+        /* The oldest mark that has not passed first: each tells of others' tickets too. One that has
+           passed may still be there, for threads that have not woken yet. */
+        ebb__mark *mark = stream->marks;
+        while (mark->epoch <= stream->passed)
+            mark++;
         CUevent event = mark->event;
         uint64_t covers = mark->epoch;
         mark->waiters++;
@@ -302,21 +308,17 @@ static bool ticket_wait_locked(ebb__device *device, uint64_t ticket) EBB__LOCKED
         device->waits++;
         device->wait_ns += ebb__os_now() - begin;
 
-        /* Marks may have moved, not this one: who waits for it keeps it where it is in the row. */
-        mark = NULL;
-        for (unsigned i = 0; i < stream->mark_count && !mark; i++)
-            if (stream->marks[i].event == event)
-                mark = &stream->marks[i];
-        if (mark)
-            mark->waiters--;
+        /* Marks may have moved; one that is waited for is still among them. */
+        mark = stream->marks;
+        while (mark->event != event)
+            mark++;
+        mark->waiters--;
+        covers = mark->epoch;
         if (code != CUDA_SUCCESS) {
             ebb__failed_locked(device, "cuEventSynchronize", code);
             return false;
         }
-        if (mark && mark == &stream->marks[0] && !mark->waiters)
-            pass_locked(device, stream);
-        else if (stream->passed < covers)
-            stream->passed = covers; /* the last waiter takes the mark away */
+        pass_locked(device, stream, covers);
     }
     return true;
 }

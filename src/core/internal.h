@@ -200,6 +200,7 @@ typedef struct ebb__bits {
 typedef struct ebb__table {
     struct ebb__table *next;
     void *memory;
+    uint64_t pages; /* as many as there is room for, a power of two; the sets lie behind them */
     size_t bytes;
 } ebb__table;
 
@@ -299,6 +300,7 @@ struct ebb__device {
     _Atomic bool forked;    /* this process is a fork of the one that opened it */
     uint32_t number, generation_of_id;
     unsigned opens;
+    unsigned busy; /* threads in a call, of no VBAR, that may have dropped the lock */
 
     ebb__driver driver;
     int index;

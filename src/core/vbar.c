@@ -6,7 +6,9 @@
  * the two. What makes that safe:
  *
  *   - A page with a pin cannot leave (pages.c), nor its VBAR be destroyed, so whatever is read after
- *     the pin is of this page and stays so. An old handle is found out by looking at the id again.
+ *     the pin is of this page and stays so. An old handle is found out by looking at the id again:
+ *     once where the pages are known, so that none is touched that is not of the table, and once
+ *     where they are pinned, because the table may have become another VBAR's in between.
  *   - The ticket is noted before the pin is taken back: who finds the page unpinned finds the ticket.
  *   - The ticket is read after the pin is made: work that was noted before is seen.
  *
@@ -21,10 +23,10 @@
 static bool span(const ebb__vbar *vbar, uint64_t offset, uint64_t bytes, uint64_t *first,
                  uint64_t *last)
 {
-    uint64_t size = atomic_load_explicit(&vbar->bytes, memory_order_relaxed);
+    uint64_t size = atomic_load_explicit(&vbar->bytes, memory_order_acquire);
     if (!bytes || offset > size || bytes > size - offset)
         return false;
-    uint64_t large = atomic_load_explicit(&vbar->large_bytes, memory_order_relaxed);
+    uint64_t large = atomic_load_explicit(&vbar->large_bytes, memory_order_acquire);
     uint64_t end = offset + bytes - 1;
     unsigned shift = vbar->device->small_shift;
     uint64_t large_count = large >> EBB__LARGE_SHIFT;
@@ -77,7 +79,19 @@ static bool unpin(ebb__page *page)
     return true;
 }
 
-/* Take pins back that were made in vain. */
+/* Whose table this is now: a pin through an old handle may have been of another VBAR's page. */
+static ebb__vbar *owner_locked(ebb__vbar *vbar, const ebb__page *pages) EBB__LOCKED
+{
+    const ebb__device *device = vbar->device;
+    for (uint32_t i = 0; atomic_load(&vbar->pages) != pages && i < device->vbar_high; i++) {
+        ebb__vbar *other = ebb__vbar_number(device, i);
+        if (atomic_load(&other->id) && atomic_load(&other->pages) == pages)
+            return other;
+    }
+    return vbar;
+}
+
+/* Take pins back. */
 static void unpin_again(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint64_t end)
 {
     for (uint64_t page = first; page < end; page++) {
@@ -85,9 +99,19 @@ static void unpin_again(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint6
             continue;
         ebb__scope scope;
         ebb__enter(vbar->device, &scope);
-        ebb__page_unpin_locked(vbar, page);
+        ebb__page_unpin_locked(owner_locked(vbar, pages), page);
         ebb__leave(vbar->device, &scope);
     }
+}
+
+/* The pages of a range of the VBAR that a handle names: NULL if it is gone, or has no such range. */
+static ebb__page *look(const ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
+                       uint64_t *first, uint64_t *last)
+{
+    bool is = span(vbar, offset, bytes, first, last);
+    ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
+    /* Read last: if the id is still the handle's, so is all that was read before it. */
+    return is && atomic_load(&vbar->id) == handle.id ? pages : NULL;
 }
 
 /* Pin a range whose pages are all there and this stream's. Its signature; 0: it is not so. */
@@ -95,10 +119,10 @@ static uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t 
                     ebb_stream stream)
 {
     uint64_t first, last, signature = 0;
-    if (!span(vbar, offset, bytes, &first, &last))
+    ebb__page *pages = look(vbar, handle, offset, bytes, &first, &last);
+    if (!pages)
         return 0;
     ebb__device *device = ebb__vbar_device(handle);
-    ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
     uint64_t end = first; /* of what is pinned */
     bool whole = true;
     while (whole && end <= last) {
@@ -140,10 +164,10 @@ static bool part(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t byt
                  ebb_stream stream)
 {
     uint64_t first, last;
-    if (!span(vbar, offset, bytes, &first, &last))
+    ebb__page *pages = look(vbar, handle, offset, bytes, &first, &last);
+    if (!pages)
         return false;
     ebb__device *device = ebb__vbar_device(handle);
-    ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
     unsigned slot = own(device, atomic_load(&pages[first].ticket) & ~EBB__TICKET_MORE, stream);
     if (!slot)
         return false;
@@ -412,7 +436,7 @@ static ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t co
     call c = {.vbar = vbar, .ranges = ranges, .count = count, .stream = stream};
     c.pages = count_pages(vbar, ranges, count);
     if (!c.pages)
-        return EBB_INVALID;
+        return atomic_load(&vbar->id) == handle.id ? EBB_INVALID : ebb__vbar_missing(handle);
     bool few[256] = {false};
     c.pinned = c.pages <= sizeof few ? few : calloc(c.pages, sizeof *c.pinned);
     if (!c.pinned)
@@ -493,20 +517,38 @@ static bool all_pinned(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
     return true;
 }
 
-/* Has each page as many pins as there are ranges it is in? Said of ranges in rising order only. */
-static bool enough_pins(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
+/* Has every page a pin for each time that it is named? For ranges in rising order: no, of others. */
+static bool all_pinned_enough(ebb__vbar *vbar, ebb_vbar handle, const ebb_range *ranges,
+                              size_t count)
 {
-    walk w;
-    uint64_t before = EBB__NONE, needed = 0;
-    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w)) {
-        if (before != EBB__NONE && w.page < before)
+    uint64_t first, last, before = 0, times = 0;
+    for (size_t i = 0; i < count; i++) {
+        ebb__page *pages = look(vbar, handle, ranges[i].offset, ranges[i].bytes, &first, &last);
+        if (!pages || (i && first < before))
             return false;
-        needed = w.page == before ? needed + EBB__PIN : EBB__PIN;
-        before = w.page;
-        if ((atomic_load_explicit(&walk_page(&w)->word, memory_order_relaxed) & EBB__PINS) < needed)
-            return false;
+        for (uint64_t page = first; page <= last; page++) {
+            times = i && page == before ? times + 1 : 1;
+            if ((atomic_load(&pages[page].word) & EBB__PINS) < times * EBB__PIN)
+                return false;
+            before = page;
+        }
     }
     return true;
+}
+
+/* Take back a pin for each time that a page is named; if one has too few, none. */
+static ebb_status unpin_ranges_locked(ebb__vbar *vbar, const ebb_range *ranges,
+                                      size_t count) EBB__LOCKED
+{
+    walk w, again;
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w)) {
+        if (ebb__page_unpin_locked(vbar, w.page))
+            continue;
+        for (walk_begin(&again, vbar, ranges, count); again.at < w.at; walk_next(&again))
+            ebb__page_pin_locked(vbar, again.page);
+        return EBB_NOT_PINNED;
+    }
+    return EBB_OK;
 }
 
 /*
@@ -534,23 +576,6 @@ static ebb_status note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size
     return EBB_OK;
 }
 
-/* Take a pin back of each page, for each range it is in; all or nothing. */
-static ebb_status unpin_walk_locked(ebb__vbar *vbar, const ebb_range *ranges,
-                                    size_t count) EBB__LOCKED
-{
-    walk w;
-    size_t done = 0;
-    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w), done++)
-        if (!ebb__page_unpin_locked(vbar, w.page))
-            break;
-    if (!walk_more(&w))
-        return EBB_OK;
-    /* Under the lock no page has gone meanwhile. */
-    for (walk_begin(&w, vbar, ranges, count); done--; walk_next(&w))
-        ebb__page_pin_locked(vbar, w.page);
-    return EBB_NOT_PINNED;
-}
-
 static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t count,
                            ebb_stream stream, bool unpins)
 {
@@ -574,7 +599,7 @@ static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t coun
         status = note_all_locked(vbar, ranges, count, stream);
         vbar->busy--;
         if (unpins && status == EBB_OK)
-            status = unpin_walk_locked(vbar, ranges, count);
+            status = unpin_ranges_locked(vbar, ranges, count);
         /* A limit that was lowered below what was pinned takes its due as pins go. */
         if (ebb__frames_held_locked(device) > device->limit)
             ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT, false, false);
@@ -605,10 +630,8 @@ ebb_status ebb_vbar_unpin_many(ebb_vbar handle, const ebb_range *ranges, size_t 
     ebb__vbar *vbar = ebb__vbar_find(handle);
     if (!vbar)
         return ebb__vbar_missing(handle);
-    if (!count_pages(vbar, ranges, count))
-        return EBB_INVALID;
     /* One by one without the lock only if none can turn out to lack a pin half-way. */
-    bool enough = enough_pins(vbar, ranges, count);
+    bool enough = all_pinned_enough(vbar, handle, ranges, count);
     size_t done = 0;
     while (enough && done < count &&
            part(vbar, handle, ranges[done].offset, ranges[done].bytes, stream))

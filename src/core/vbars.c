@@ -81,17 +81,18 @@ static void struct_put_locked(ebb__device *device, ebb__vbar *vbar) EBB__LOCKED
     device->vbar_free = vbar->index;
 }
 
-static unsigned table_size(size_t bytes)
+/* Tables have room for a power of two of pages: at least for as many as fill some of the host's. */
+static unsigned table_size(uint64_t pages)
 {
-    unsigned shift = 12; /* at least a page of the host's */
-    while ((size_t)1 << shift < bytes)
+    unsigned shift = 6;
+    while (UINT64_C(1) << shift < pages)
         shift++;
     return shift;
 }
 
-static ebb__table *table_take_locked(ebb__device *device, size_t bytes) EBB__LOCKED
+static ebb__table *table_take_locked(ebb__device *device, uint64_t pages) EBB__LOCKED
 {
-    unsigned shift = table_size(bytes);
+    unsigned shift = table_size(pages);
     ebb__table *table = device->tables[shift];
     if (table) {
         device->tables[shift] = table->next;
@@ -100,7 +101,8 @@ static ebb__table *table_take_locked(ebb__device *device, size_t bytes) EBB__LOC
     table = malloc(sizeof *table);
     if (!table)
         return NULL;
-    *table = (ebb__table){.bytes = (size_t)1 << shift};
+    *table = (ebb__table){.pages = UINT64_C(1) << shift};
+    table->bytes = table->pages * sizeof(ebb__page) + 2 * ebb__bits_bytes(table->pages);
     table->memory = ebb__os_table_new(table->bytes);
     if (!table->memory) {
         free(table);
@@ -112,7 +114,7 @@ static ebb__table *table_take_locked(ebb__device *device, size_t bytes) EBB__LOC
 static void table_put_locked(ebb__device *device, ebb__table *table) EBB__LOCKED
 {
     ebb__os_table_clear(table->memory, table->bytes);
-    unsigned shift = table_size(table->bytes);
+    unsigned shift = table_size(table->pages);
     table->next = device->tables[shift];
     device->tables[shift] = table;
 }
@@ -126,13 +128,15 @@ static ebb_status lay_out_locked(ebb__vbar *vbar, uint64_t bytes) EBB__LOCKED
     uint64_t large = bytes >> EBB__LARGE_SHIFT;
     uint64_t small = (bytes - (large << EBB__LARGE_SHIFT)) >> device->small_shift;
     uint64_t count = large + small;
-    size_t set = ebb__bits_bytes(count);
-    if (count > SIZE_MAX / 2 / sizeof(ebb__page))
+    if (count > SIZE_MAX / 4 / sizeof(ebb__page))
         return EBB_INVALID;
-    ebb__table *table = table_take_locked(device, count * sizeof(ebb__page) + 2 * set);
+    ebb__table *table = table_take_locked(device, count);
     if (!table)
         return EBB_NO_HOST_MEMORY;
-    char *after = (char *)table->memory + count * sizeof(ebb__page);
+    /* The sets are behind the last page there could be: a thread with an old handle, of a VBAR that
+       had more pages, still reads pages. */
+    size_t set = ebb__bits_bytes(table->pages);
+    char *after = (char *)table->memory + table->pages * sizeof(ebb__page);
     vbar->table = table;
     vbar->page_count = count;
     vbar->large_count = large;
@@ -250,6 +254,9 @@ ebb_status ebb__vbar_destroy_locked(ebb__vbar *vbar)
     ebb_status status = drop_all_locked(vbar, departure);
     if (status != EBB_OK)
         return status;
+    /* While a fence was waited for, another thread may have begun to use it again. */
+    if (vbar->busy || vbar->resident.members)
+        return EBB_BUSY;
     CUresult code = device->driver.cuMemAddressFree(vbar->base, atomic_load(&vbar->bytes));
     if (code != CUDA_SUCCESS)
         return ebb__failed_locked(device, "cuMemAddressFree", code);
