@@ -110,7 +110,8 @@ static void give_up(model *m, victim v, ebb_reason reason)
         bar->watermark = v.page;
 }
 
-static uint64_t evict(model *m, const wish *w, uint64_t bytes)
+/* With `whole`: if there are not enough, none goes. */
+static uint64_t evict(model *m, const wish *w, uint64_t bytes, bool whole)
 {
     victim victims[AT_ONCE];
     unsigned count = 0;
@@ -121,6 +122,8 @@ static uint64_t evict(model *m, const wish *w, uint64_t bytes)
         least = its < least ? its : least;
         count++;
     }
+    if (whole && sum < bytes && count < AT_ONCE)
+        return 0;
     /* Without some of them it might be enough: then those that can go at once decide. */
     if (count && (!w->may_wait || sum - least >= bytes))
         m->depends = true;
@@ -149,7 +152,7 @@ static bool shrink(model *m, uint64_t bytes, bool may_wait)
                 release(m, kind, model_held(m) - bytes);
         if (model_held(m) <= bytes)
             return true;
-        if (!evict(m, &w, model_held(m) - bytes))
+        if (!evict(m, &w, model_held(m) - bytes, false))
             return false;
     }
 }
@@ -172,7 +175,8 @@ static void take_unused(model *m, wish *w)
     }
 }
 
-static void take_new(model *m, wish *w)
+/* What is left of the room for new ones. */
+static uint64_t take_new(model *m, wish *w)
 {
     uint64_t held = model_held(m) + hand_bytes(w), used = held + m->foreign;
     uint64_t room = m->limit > held ? m->limit - held : 0;
@@ -187,6 +191,7 @@ static void take_new(model *m, wish *w)
             w->got[kind]++;
         }
     }
+    return room;
 }
 
 /* Get all frames of a wish, or none. */
@@ -196,7 +201,7 @@ static bool make_room(model *m, wish *w)
     bool possible = missing <= m->limit && (model_held(m) <= m->limit || shrink(m, m->limit, true));
     while (possible) {
         take_unused(m, w);
-        take_new(m, w);
+        uint64_t room = take_new(m, w);
         if (!w->need[BIG] && !w->need[LITTLE])
             return true;
         missing = w->need[BIG] * frame_bytes[BIG] + w->need[LITTLE] * frame_bytes[LITTLE];
@@ -204,7 +209,8 @@ static bool make_room(model *m, wish *w)
         int other = w->need[BIG] ? LITTLE : BIG;
         if ((!w->need[BIG] || !w->need[LITTLE]) && release(m, other, missing))
             continue;
-        possible = evict(m, w, missing) > 0;
+        /* What is left of the room is too little for a frame, and counts all the same. */
+        possible = evict(m, w, missing > room ? missing - room : 1, true) > 0;
     }
     for (int kind = 0; kind < MODEL_KINDS; kind++)
         m->unused[kind] += w->got[kind];
