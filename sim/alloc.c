@@ -75,11 +75,13 @@ static mapping *chunk_with_room(int device, uint64_t size)
 /* ---- allocations ------------------------------------------------------------------------------ */
 
 /*
- * Memory of cuMemAlloc that was freed in a stream's order (cuMemFreeAsync). The program cannot use it
- * any more; its chunk is let go of when the free is over, and the host waits for something.
+ * Memory of cuMemAlloc that was freed in a stream's order (cuMemFreeAsync), and memory of a pool that
+ * was freed in no order (cuMemFree). The program cannot use it any more; it is let go of when the
+ * free is over, and the host waits for something.
  */
 typedef struct leaving {
     mapping *chunk;
+    pool_block *block; /* of a pool, or NULL */
     mark *freed;
     struct leaving *next;
 } leaving;
@@ -156,6 +158,22 @@ CUresult sim_free_later(allocation *a, stream *s)
     return CUDA_SUCCESS;
 }
 
+/* Nobody waits for what is done there; but it is nobody else's before all work of now is over. */
+CUresult sim_free_block(allocation *a)
+{
+    leaving *l = calloc(1, sizeof *l);
+    if (l == NULL) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *l = (leaving){
+        .block = a->block, .freed = sim_mark_context(a->chunk->context, -1), .next = leavings};
+    leavings = l;
+    sim_ranges_remove(&sim.allocations, &a->node);
+    free(a);
+    sim_leaving_release(); /* at once, if nothing is going on */
+    return CUDA_SUCCESS;
+}
+
 static bool has_left(const leaving *l)
 {
     bool ran = sim_mark_reached(l->freed);
@@ -174,7 +192,9 @@ void sim_leaving_release(void)
             continue;
         }
         *link = l->next;
-        if (--l->chunk->live == 0) {
+        if (l->block != NULL) {
+            sim_pool_take_back(l->block, NULL);
+        } else if (--l->chunk->live == 0) {
             sim_chunk_free(l->chunk);
         }
         sim_mark_unref(l->freed);
@@ -236,10 +256,10 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags)
         return sim_leave(code);
     }
     int user = sim_current()->device, owner = peer->device;
-    if (user == owner || !peer->active) {
+    if (!peer->active) {
         return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
     }
-    if (!sim.run->cards[user].peer || !sim.run->cards[owner].peer) {
+    if (user == owner || !sim.run->cards[user].peer || !sim.run->cards[owner].peer) {
         return sim_leave(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
     }
     if (sim.peers[user][owner]) {
@@ -321,11 +341,11 @@ static CUresult import(const memory_ticket *t, frame_handle **out)
     snprintf(path, sizeof path, "/proc/%d/fd/%d", t->pid, t->fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     CUresult code = fd >= 0 && sim_inode_of(fd) == t->inode ? sim_handle_import(fd, out)
-                                                            : CUDA_ERROR_MAP_FAILED;
+                                                            : CUDA_ERROR_INVALID_VALUE;
     if (fd >= 0) {
         close(fd);
     }
-    return code == CUDA_SUCCESS ? code : CUDA_ERROR_MAP_FAILED;
+    return code == CUDA_SUCCESS ? code : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult open_memory(const memory_ticket *t, CUdeviceptr *address)
@@ -366,7 +386,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsi
     CUresult code = sim_enter(FN_cuIpcOpenMemHandle_v2);
     memory_ticket t;
     memcpy(&t, &handle, sizeof t);
-    if (code == CUDA_SUCCESS && (address == NULL || flags > CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)) {
+    if (code == CUDA_SUCCESS && (address == NULL || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)) {
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS && memcmp(t.name, ticket_name, sizeof t.name) != 0) {

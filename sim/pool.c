@@ -28,6 +28,7 @@ enum { UNIT = 512 };
 
 struct pool_block {
     uint64_t start, size;
+    uint64_t asked; /* in use: what the program asked for, to the byte */
     bool free;
     mark *freed; /* NULL: never in use, or known to be over */
     pool_chunk *chunk;
@@ -180,7 +181,7 @@ void sim_pool_take_back(pool_block *b, mark *freed)
     pool *p = b->chunk->pool;
     b->free = true;
     b->freed = freed;
-    p->used -= b->size;
+    p->used -= b->asked;
     merge_with_next(b);
     if (b->previous != NULL) {
         merge_with_next(b->previous);
@@ -359,7 +360,8 @@ CUresult sim_pool_alloc(pool *p, uint64_t bytes, stream *s, CUdeviceptr *address
     }
     clear_mark(b);
     b->free = false;
-    p->used += size;
+    b->asked = bytes;
+    p->used += bytes;
     p->used_high = p->used > p->used_high ? p->used : p->used_high;
     a->chunk = b->chunk->mapping;
     a->block = b;

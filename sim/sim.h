@@ -77,6 +77,7 @@ typedef struct shared_event {
     uint64_t recorded; /* how often it was recorded */
     uint64_t settled;  /* the last record whose end is known */
     uint64_t end;      /* its end */
+    uint64_t lost;     /* the last record whose process died before it was over */
     int recorder;      /* process that recorded it last, by its index + 1; 0: nobody alive */
 } shared_event;
 
@@ -116,7 +117,8 @@ bool sim_shared_event_hold(int index);                           /* false: no su
 void sim_shared_event_release(int index);
 uint64_t sim_shared_event_record(int index); /* the number of the new record */
 uint64_t sim_shared_event_recorded(int index);
-void sim_shared_event_look(int index); /* is whoever recorded it still alive? */
+/* Is this record of a process that died before it was over? */
+bool sim_shared_event_lost(int index, uint64_t record_number);
 
 /* ---- history.c: who touched what -------------------------------------------------------------*/
 
@@ -253,6 +255,7 @@ void sim_chunk_free(mapping *m);
 CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address);
 void sim_allocation_leave(const allocation *a, const char *call);
 void sim_free(allocation *a);
+CUresult sim_free_block(allocation *a);            /* of a pool, in no stream's order */
 CUresult sim_free_later(allocation *a, stream *s); /* of cuMemAlloc, in the stream's order */
 void sim_leaving_release(void);                    /* what was freed so, as far as it is over */
 void sim_leaving_reset(void);
@@ -410,7 +413,8 @@ void sim_queue(stream *s, work *w); /* takes the reference */
 void sim_catch_up(stream *s);
 bool sim_observed(const work *w);
 
-mark *sim_mark_stream(stream *s, int shared);   /* shared: index of a travelling event, or -1 */
+mark *sim_mark_stream(stream *s, int shared); /* shared: index of a travelling event, or -1 */
+mark *sim_mark_own(stream *s); /* of what the host waits for when it waits for the stream */
 mark *sim_mark_context(int device, int shared); /* as sim_mark_stream */
 void sim_mark_ref(mark *m);
 void sim_mark_unref(mark *m);
@@ -426,6 +430,7 @@ mark *sim_mark_both(const mark *a, const mark *b);
 bool sim_settle_stream(stream *s); /* true: something settled */
 void sim_settle(void);             /* all streams, as far as it goes */
 void sim_mark_refresh(mark *m);
+void sim_mark_give_up(mark *m); /* for those who wait: what died with its process counts as over */
 void sim_mark_reach(mark *m, uint64_t end);          /* by one stream */
 bool sim_run(uint32_t slot, uint64_t sequence);      /* false: a host function is in the way */
 void sim_wait_run(uint32_t slot, uint64_t sequence); /* waits for it; drops the lock meanwhile */
@@ -468,6 +473,7 @@ CUresult sim_capture_add(stream *s, work *w); /* takes the reference */
 CUresult sim_capture_record(stream *s, event *e);
 CUresult sim_capture_wait(stream *s, event *e);
 void sim_capture_invalidate(capture *c);
+bool sim_capture_is_invalid(const stream *s);
 void sim_capture_invalidate_all(int device);
 bool sim_capture_any(int device);
 void sim_capture_event_gone(event *e);
