@@ -250,8 +250,12 @@ typedef struct stream stream;
 
 /* ---- alloc.c, pool.c -------------------------------------------------------------------------- */
 
-mapping *sim_chunk_new(int device, uint64_t size, CUresult *code); /* NULL: *code says why */
-void sim_chunk_free(mapping *m);
+/* With addresses behind it for `room` bytes more, if they are to be had. NULL: *code says why. */
+mapping *sim_chunk_new(int device, uint64_t size, uint64_t room, CUresult *code);
+bool sim_chunk_extend(const mapping *first, uint64_t size); /* by a mapping behind its last */
+mapping *sim_chunk_last(const mapping *first);              /* of its mappings */
+void sim_chunk_drop_last(mapping *first);                   /* there must be several */
+void sim_chunk_free(mapping *first);
 CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address);
 void sim_allocation_leave(const allocation *a, const char *call);
 void sim_free(allocation *a);
@@ -566,7 +570,8 @@ typedef struct simulator {
     memory_object *objects; /* those with a history */
     uint64_t pieces, sweep_at;
     uint64_t calls_taking; /* calls that took memory away, so far */
-    uint64_t frames, frame_bytes, mapped_bytes, reserved_bytes, handles, chunks, works;
+    uint64_t frames, frame_bytes, mapped_bytes, reserved_bytes, handles, works;
+    uint64_t chunks, chunk_mappings;
     uint64_t streams_alive;
     int next_stream_number;
     bool helper_running;
