@@ -295,8 +295,9 @@ void sim_pool_trim(pool *p, uint64_t keep)
         for (pool_block *b = c->blocks; b != NULL; b = b->next) {
             merge_with_next(b);
         }
-        if (c->blocks->next == NULL && p->reserved >= keep + bytes_of(c) &&
-            block_is_over(c->blocks)) {
+        const pool_block *first = c->blocks;
+        bool one = first != NULL && first->next == NULL;
+        if (one && p->reserved >= keep + bytes_of(c) && block_is_over(first)) {
             drop_chunk(c);
             continue;
         }
