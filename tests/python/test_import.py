@@ -48,9 +48,10 @@ def stub():
     for node in tree.body:
         if isinstance(node, ast.AnnAssign):
             found[node.target.id] = node
-        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            if not any(getattr(d, "id", "") == "type_check_only" for d in node.decorator_list):
-                found[node.name] = node
+        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not any(
+            getattr(word, "id", "") == "type_check_only" for word in node.decorator_list
+        ):
+            found[node.name] = node
     return found
 
 
