@@ -15,7 +15,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ebbtide import _core
 from ebbtide.sizes import parse
@@ -224,14 +224,17 @@ class Weight(_core.Weight):
 class Resident:
     """A weight in use, whatever it takes. Made by Weight.resident()."""
 
-    __slots__ = ("_host", "_pinned", "_weight")
+    __slots__ = ("_host", "_pins", "_weight")
 
     def __init__(self, weight: Weight, host: torch.Tensor) -> None:
         if host.nbytes > weight.nbytes:
             raise ValueError(f"{host.nbytes} bytes do not fit into {weight!r}")
         self._weight = weight
         self._host = host
-        self._pinned = False
+        self._pins = 0
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle or copy a weight in use")
 
     def __enter__(self) -> torch.Tensor:
         weight, host = self._weight, self._host
@@ -239,11 +242,12 @@ class Resident:
         with weight._filling:
             signature = weight.fault()
             if signature is not None:
-                self._pinned = True
+                self._pins += 1
                 try:
                     tensor = weight.tensor(host.shape, host.dtype)
                     if signature != weight.signature:
-                        tensor.copy_(host, non_blocking=True)
+                        # Values alone: the tensor stays, and must keep no graph.
+                        tensor.copy_(host.detach(), non_blocking=True)
                         weight.filled(signature)
                 except BaseException:
                     self.__exit__(None, None, None)
@@ -259,6 +263,6 @@ class Resident:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._pinned:
-            self._pinned = False
+        if self._pins:
+            self._pins -= 1
             self._weight.unpin()

@@ -489,3 +489,51 @@ time.sleep(0.1)
 """
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_vbar_dropped_while_a_graph_holds_it(python):
+    """The graph's addresses stay; what is saved for other pages is still saved."""
+    code = """
+import ctypes, gc, ebbtide
+from ebbtide import sim
+PAGE = 32 << 20
+device = ebbtide.Device("sim", memory="256MiB", limit="64MiB")
+card = device._card
+stream = card.stream()
+calls = []
+vbar = ebbtide.VBAR(device, 2 * PAGE, page_out=lambda offset, size: calls.append((offset, size)))
+a, b = vbar.alloc(PAGE), vbar.alloc(PAGE)
+for w in (a, b):
+    assert w.fault(stream.handle)
+    w.filled(1, stream.handle)
+    w.unpin(stream.handle)
+library = ctypes.CDLL(str(sim.library()))
+def driver(name, *arguments):
+    found = ctypes.c_void_p()
+    library.cuGetProcAddress_v2(name, ctypes.byref(found), 12000, ctypes.c_uint64(0), None)
+    assert ctypes.CFUNCTYPE(ctypes.c_int)(found.value)(*arguments) == 0
+handle = ctypes.c_void_p(stream.handle)
+driver(b"cuStreamBeginCapture", handle, 0)
+assert a.fault(stream.handle)
+card.fill(a.address, 1, PAGE, stream)
+a.unpin(stream.handle)
+graph = ctypes.c_void_p()
+driver(b"cuStreamEndCapture", handle, ctypes.byref(graph))
+address = a.address
+del vbar, a, b, w
+gc.collect()
+junk = [object() for _ in range(10000)]  # whatever was freed is something else now
+more = ebbtide.VBAR(device, PAGE).alloc(PAGE)
+assert more.fault() is not None
+more.unpin()
+assert calls == [(PAGE, PAGE)], calls
+assert len(sim.peek(address, 4)) == 4
+try:
+    device.close()
+except ebbtide.Busy as error:
+    print(error)
+device.check()
+"""
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "graphs that are gone" in done.stdout
