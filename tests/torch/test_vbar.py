@@ -336,7 +336,7 @@ def test_a_fill_that_comes_after_the_other_streams_fault(vbar):
 
 def test_an_external_stream(vbar):
     card = sim.open_card(0)
-    host = values(1).pin_memory()
+    host = values(1)  # not pinned: PyTorch asks the streams that used pinned memory when it goes
     w, other = vbar.alloc(host.nbytes), vbar.alloc(host.nbytes)
     for _ in range(3):
         raw = card.stream()
