@@ -13,12 +13,17 @@
 /* ---- _core.c: the module and its errors --------------------------------------------------------- */
 
 enum { KINDS = 14 }; /* of errors that have a type of their own */
+enum { DEVICE, VBAR, WEIGHT, TYPES };
 
 typedef struct state {
     PyObject *error;
     PyObject *errors[KINDS];
     PyTypeObject *probe;
+    PyTypeObject *types[TYPES];
 } state;
+
+/* The module's state, from an object of one of its types. NULL with an exception. */
+const state *state_of(PyObject *object);
 
 /* Raise the exception of a status, with more words if there are any. Always NULL. */
 PyObject *raise_status(const state *s, ebb_status status, const char *detail);
@@ -34,7 +39,7 @@ int add_size(PyObject *dict, const char *name, uint64_t value);
 enum { SEEN = 256 }; /* streams remembered; a place each, by hash */
 
 typedef struct device {
-    PyObject_HEAD const state *s;
+    PyObject_HEAD const state *s; /* NULL: never made */
     ebb_device handle;
     PyObject *index;     /* as PyTorch counts */
     PyObject *stream_of; /* called with the index: the current stream's address. Or NULL */
@@ -44,7 +49,8 @@ typedef struct device {
 
 extern PyType_Spec device_spec;
 
-/* The same, with the driver's own words, or `advice`, which says what to do. */
+/* The same, with the driver's own words, or `advice`, which says what to do. Without a device it is
+   about an object that was never made. */
 PyObject *fail(const device *d, ebb_status status, const char *advice);
 
 /* The stream that was given, or PyTorch's current one, or the legacy default stream. */
@@ -57,14 +63,14 @@ int stream_argument(device *d, PyObject *const *arguments, Py_ssize_t count, PyO
 /* ---- _core_vbar.c, _core_weight.c ------------------------------------------------------------------ */
 
 typedef struct vbar {
-    PyObject_HEAD device *device;
+    PyObject_HEAD device *device; /* NULL: never made */
     ebb_vbar handle;
     uint64_t address;
-    PyObject *page_out;
+    PyObject *page_out; /* the core has it too, until the VBAR is destroyed */
 } vbar;
 
 typedef struct weight {
-    PyObject_HEAD vbar *vbar;
+    PyObject_HEAD vbar *vbar; /* NULL: never made */
     uint64_t offset, bytes;
     uint64_t signature; /* under which it was filled last; 0: never */
     unsigned long pins;

@@ -16,44 +16,66 @@ static int weight_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"vbar", "bytes", NULL};
     weight *w = (weight *)self;
-    PyObject *v, *bytes;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO", names, &v, &bytes) ||
-        size_of(bytes, &w->bytes) < 0)
+    PyObject *v, *given;
+    uint64_t bytes;
+    const state *s = state_of(self);
+    if (!s || !PyArg_ParseTupleAndKeywords(arguments, keywords, "OO", names, &v, &given) ||
+        size_of(given, &bytes) < 0)
         return -1;
+    if (!PyObject_TypeCheck(v, s->types[VBAR])) {
+        PyErr_Format(PyExc_TypeError, "a weight is a piece of a VBAR, not of %R", v);
+        return -1;
+    }
     if (w->vbar) {
         PyErr_SetString(PyExc_TypeError, "a weight is made once");
         return -1;
     }
     vbar *owner = (vbar *)v;
-    ebb_status status = ebb_vbar_alloc(owner->handle, w->bytes, &w->offset);
+    ebb_status status = ebb_vbar_alloc(owner->handle, bytes, &w->offset);
     if (status != EBB_OK) {
         char advice[128];
         snprintf(advice, sizeof advice,
                  status == EBB_FULL   ? "%llu bytes do not fit any more: make the VBAR larger"
                  : status == EBB_GONE ? "the VBAR was closed"
                                       : "a weight has at least one byte, not %llu",
-                 (unsigned long long)w->bytes);
+                 (unsigned long long)bytes);
         fail(owner->device, status, advice);
         return -1;
     }
     Py_INCREF(v);
+    w->bytes = bytes;
     w->vbar = owner;
+    return 0;
+}
+
+/* A page_out function may know the weights, which know the VBAR, which knows the function. */
+static int weight_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(((weight *)self)->vbar);
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+
+static int weight_clear(PyObject *self)
+{
+    weight *w = (weight *)self;
+    /* Pins that nobody can take back any more. */
+    if (w->pins) {
+        ebb_vbar handle = w->vbar->handle;
+        Py_BEGIN_ALLOW_THREADS
+        for (; w->pins; w->pins--)
+            ebb_vbar_unpin(handle, w->offset, w->bytes, w->used);
+        Py_END_ALLOW_THREADS
+    }
+    Py_CLEAR(w->vbar);
     return 0;
 }
 
 static void weight_dealloc(PyObject *self)
 {
-    weight *w = (weight *)self;
     PyTypeObject *type = Py_TYPE(self);
-    /* Pins that nobody can take back any more. */
-    if (w->pins) {
-        ebb_vbar handle = w->vbar->handle;
-        Py_BEGIN_ALLOW_THREADS
-        while (w->pins--)
-            ebb_vbar_unpin(handle, w->offset, w->bytes, w->used);
-        Py_END_ALLOW_THREADS
-    }
-    Py_XDECREF(w->vbar);
+    PyObject_GC_UnTrack(self);
+    weight_clear(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -84,6 +106,11 @@ static ebb_status unpin(weight *w, ebb_stream stream)
     return status;
 }
 
+static device *device_of(const weight *w)
+{
+    return w->vbar ? w->vbar->device : NULL;
+}
+
 void weight_begun(weight *w, ebb_stream stream)
 {
     w->mixed |= (w->pins || w->signature) && w->used != stream;
@@ -95,7 +122,7 @@ static PyObject *weight_fault(PyObject *self, PyObject *const *arguments, Py_ssi
                               PyObject *names)
 {
     weight *w = (weight *)self;
-    device *d = w->vbar->device;
+    device *d = device_of(w);
     ebb_stream stream;
     if (stream_argument(d, arguments, count, names, 0, "fault", &stream) < 0)
         return NULL;
@@ -113,31 +140,35 @@ static PyObject *weight_unpin(PyObject *self, PyObject *const *arguments, Py_ssi
                               PyObject *names)
 {
     weight *w = (weight *)self;
-    device *d = w->vbar->device;
+    device *d = device_of(w);
     ebb_stream stream;
     if (stream_argument(d, arguments, count, names, 0, "unpin", &stream) < 0)
         return NULL;
     if (!w->pins)
         return fail(d, EBB_NOT_PINNED, "unpin() goes with a fault() that did not give None");
+    w->pins--; /* before another thread can have it */
     ebb_status status = unpin(w, stream);
-    if (status != EBB_OK)
-        return fail(d, status, "its VBAR was closed");
-    w->pins--;
-    Py_RETURN_NONE;
+    if (status == EBB_OK)
+        Py_RETURN_NONE;
+    w->pins++;
+    return fail(d, status, "its VBAR was closed");
 }
 
 static PyObject *weight_filled(PyObject *self, PyObject *const *arguments, Py_ssize_t count,
                                PyObject *names)
 {
     weight *w = (weight *)self;
-    device *d = w->vbar->device;
+    device *d = device_of(w);
     ebb_stream stream;
     if (stream_argument(d, arguments, count, names, 1, "filled", &stream) < 0)
         return NULL;
     uint64_t signature;
     if (size_of(arguments[0], &signature) < 0)
         return NULL;
-    ebb_status status;
+    /* The page may be pinned all the same, for another weight. */
+    ebb_status status = EBB_NOT_PINNED;
+    if (!w->pins)
+        return fail(d, status, "filled() goes between fault() and unpin()");
     Py_BEGIN_ALLOW_THREADS
     status = ebb_vbar_filled(w->vbar->handle, w->offset, w->bytes, stream);
     Py_END_ALLOW_THREADS
@@ -175,6 +206,8 @@ static PyObject *weight_address(PyObject *self, void *unused)
 {
     (void)unused;
     const weight *w = (weight *)self;
+    if (!w->vbar)
+        return fail(NULL, EBB_GONE, "");
     return PyLong_FromUnsignedLongLong(w->vbar->address + w->offset);
 }
 
@@ -225,6 +258,8 @@ static PyObject *weight_dlpack(PyObject *self, PyObject *unused)
 {
     (void)unused;
     weight *w = (weight *)self;
+    if (!w->vbar)
+        return fail(NULL, EBB_GONE, "");
     dl_managed *managed = calloc(1, sizeof *managed);
     if (!managed)
         return PyErr_NoMemory();
@@ -250,12 +285,13 @@ static PyObject *weight_dlpack(PyObject *self, PyObject *unused)
 
 static PyMethodDef weight_methods[] = {
     {"fault", (PyCFunction)(void (*)(void))weight_fault, METH_FASTCALL | METH_KEYWORDS,
-     "fault(stream=None)\n--\n\n"
+     "fault($self, /, stream=None)\n--\n\n"
      "Make it resident and pin it: its signature. None: offloaded, and not pinned."},
     {"unpin", (PyCFunction)(void (*)(void))weight_unpin, METH_FASTCALL | METH_KEYWORDS,
-     "unpin(stream=None)\n--\n\nTake one fault() back, once the stream's work so far is over."},
+     "unpin($self, /, stream=None)\n--\n\nTake one fault() back, once the stream's work so far is "
+     "over."},
     {"filled", (PyCFunction)(void (*)(void))weight_filled, METH_FASTCALL | METH_KEYWORDS,
-     "filled(signature, stream=None)\n--\n\n"
+     "filled($self, signature, /, stream=None)\n--\n\n"
      "It has been filled by work on the stream, under this signature of fault()."},
     {"_dlpack", weight_dlpack, METH_NOARGS, "Its bytes, as a DLPack capsule."},
     {NULL, NULL, 0, NULL},
@@ -279,6 +315,8 @@ static PyType_Slot weight_slots[] = {
     {Py_tp_doc,
      (void *)"A piece of a VBAR: addresses, and behind them memory that comes and goes."},
     {Py_tp_init, (void *)weight_init},
+    {Py_tp_traverse, (void *)weight_traverse},
+    {Py_tp_clear, (void *)weight_clear},
     {Py_tp_dealloc, (void *)weight_dealloc},
     {Py_tp_methods, weight_methods},
     {Py_tp_getset, weight_getset},
@@ -287,4 +325,5 @@ static PyType_Slot weight_slots[] = {
 };
 
 PyType_Spec weight_spec = {"ebbtide._core.Weight", sizeof(weight), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, weight_slots};
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+                           weight_slots};

@@ -36,17 +36,19 @@ def over(weight: Weight, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
         count *= size
     if min(shape, default=0) < 0 or count * dtype.itemsize > weight.nbytes:
         raise ValueError(f"{list(shape)} of {dtype} do not fit into {weight!r}")
-    plain = torch.utils.dlpack.from_dlpack(weight._dlpack())
-    # Through the storage, not view(): some dtypes know no view.
-    typed = torch.empty(0, dtype=dtype, device=plain.device)
-    # Strides too: quantized dtypes do not work them out.
-    strides = torch.empty(shape, device="meta").stride()
-    return typed.set_(plain.untyped_storage(), 0, shape, strides)
+    # It is kept, and may be used outside of inference_mode() later.
+    with torch.inference_mode(False):
+        plain = torch.utils.dlpack.from_dlpack(weight._dlpack())
+        # Through the storage, not view(): some dtypes know no view.
+        typed = torch.empty(0, dtype=dtype, device=plain.device)
+        # Strides too: quantized dtypes do not work them out.
+        strides = torch.empty(shape, device="meta").stride()
+        return typed.set_(plain.untyped_storage(), 0, shape, strides)
 
 
 def temporary(weight: Weight, host: torch.Tensor) -> torch.Tensor:
     """The values of `host` where the weight would be, in memory of PyTorch's own."""
-    device = weight.vbar.device
+    device, host = weight.vbar.device, host.detach()
     if device._beside:
         return host.clone()
     return torch.empty_like(host, device=f"cuda:{device.index}").copy_(host, non_blocking=True)
