@@ -74,14 +74,21 @@ typedef struct weight {
     uint64_t offset, bytes;
     uint64_t signature; /* under which it was filled last; 0: never */
     unsigned long pins;
-    ebb_stream used;   /* the stream of its last fault */
-    ebb_stream filled; /* and of its last fill */
-    bool mixed;        /* it has been used on more than one */
+    struct use {
+        ebb_stream stream;
+        unsigned long open; /* faults on it that have not been taken back, or are under way */
+    } * uses;
+    unsigned use_count;
 } weight;
 
 extern PyType_Spec vbar_spec, weight_spec;
 
-/* A use begins, or ends, on a stream: for what a weight remembers of it. */
-void weight_begun(weight *w, ebb_stream stream);
+/*
+ * A weight remembers the streams it is in use on: whoever fills it makes them wait for the fill. To be
+ * called before the fault, so that none is missed; exit takes one back, of this stream if there is one.
+ * false: out of memory, with an exception.
+ */
+bool weight_enter(weight *w, ebb_stream stream);
+void weight_exit(weight *w, ebb_stream stream);
 
 #endif

@@ -300,15 +300,26 @@ static PyObject *vbar_fault(PyObject *self, PyObject *const *arguments, Py_ssize
         return NULL;
     uint64_t *signatures = calloc((size_t)n + 1, sizeof *signatures);
     ebb_status status = signatures ? EBB_OK : EBB_NO_HOST_MEMORY;
-    if (signatures && n) {
+    Py_ssize_t entered = 0;
+    while (status == EBB_OK && entered < n)
+        if (weight_enter((weight *)PyTuple_GetItem(weights, entered), stream))
+            entered++;
+        else
+            status = EBB_NO_HOST_MEMORY;
+    if (status == EBB_OK && n) {
         Py_BEGIN_ALLOW_THREADS
         status = ebb_vbar_fault_many(v->handle, ranges, (size_t)n, stream, signatures);
         Py_END_ALLOW_THREADS
     }
+    for (Py_ssize_t i = 0; i < entered; i++) {
+        weight *w = (weight *)PyTuple_GetItem(weights, i);
+        if (status == EBB_OK)
+            w->pins++;
+        else
+            weight_exit(w, stream);
+    }
     PyObject *answer = NULL;
     if (status == EBB_OK) {
-        for (Py_ssize_t i = 0; i < n; i++)
-            weight_begun((weight *)PyTuple_GetItem(weights, i), stream);
         answer = signature_list(signatures, n);
     } else if (status == EBB_OFFLOADED) {
         answer = Py_None;
@@ -348,6 +359,8 @@ static PyObject *vbar_unpin(PyObject *self, PyObject *const *arguments, Py_ssize
     }
     while (status != EBB_OK && taken)
         ((weight *)PyTuple_GetItem(weights, --taken))->pins++;
+    while (taken)
+        weight_exit((weight *)PyTuple_GetItem(weights, --taken), stream);
     free(ranges);
     Py_DECREF(weights);
     if (status != EBB_OK)

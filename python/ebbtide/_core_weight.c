@@ -59,12 +59,16 @@ static int weight_traverse(PyObject *self, visitproc visit, void *arg)
 static int weight_clear(PyObject *self)
 {
     weight *w = (weight *)self;
-    /* Pins that nobody can take back any more. */
-    if (w->pins) {
+    /* Pins that nobody can take back any more, each on its stream. */
+    for (; w->pins; w->pins--) {
+        unsigned i = 0;
+        while (i + 1 < w->use_count && !w->uses[i].open)
+            i++;
+        ebb_stream stream = w->uses[i].stream;
+        w->uses[i].open--;
         ebb_vbar handle = w->vbar->handle;
         Py_BEGIN_ALLOW_THREADS
-        for (; w->pins; w->pins--)
-            ebb_vbar_unpin(handle, w->offset, w->bytes, w->used);
+        ebb_vbar_unpin(handle, w->offset, w->bytes, stream);
         Py_END_ALLOW_THREADS
     }
     Py_CLEAR(w->vbar);
@@ -76,6 +80,7 @@ static void weight_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     weight_clear(self);
+    free(((weight *)self)->uses);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -111,11 +116,38 @@ static device *device_of(const weight *w)
     return w->vbar ? w->vbar->device : NULL;
 }
 
-void weight_begun(weight *w, ebb_stream stream)
+bool weight_enter(weight *w, ebb_stream stream)
 {
-    w->mixed |= (w->pins || w->signature) && w->used != stream;
-    w->used = stream;
-    w->pins++;
+    unsigned free_place = w->use_count;
+    for (unsigned i = 0; i < w->use_count; i++) {
+        if (w->uses[i].stream == stream) {
+            w->uses[i].open++;
+            return true;
+        }
+        if (!w->uses[i].open)
+            free_place = i;
+    }
+    if (free_place == w->use_count) {
+        struct use *more = realloc(w->uses, (w->use_count + 1) * sizeof *more);
+        if (!more) {
+            PyErr_NoMemory();
+            return false;
+        }
+        w->uses = more;
+        w->use_count++;
+    }
+    w->uses[free_place] = (struct use){stream, 1};
+    return true;
+}
+
+void weight_exit(weight *w, ebb_stream stream)
+{
+    struct use *found = NULL;
+    for (unsigned i = 0; i < w->use_count; i++)
+        if (w->uses[i].open && (!found || w->uses[i].stream == stream))
+            found = &w->uses[i];
+    if (found)
+        found->open--;
 }
 
 static PyObject *weight_fault(PyObject *self, PyObject *const *arguments, Py_ssize_t count,
@@ -126,13 +158,17 @@ static PyObject *weight_fault(PyObject *self, PyObject *const *arguments, Py_ssi
     ebb_stream stream;
     if (stream_argument(d, arguments, count, names, 0, "fault", &stream) < 0)
         return NULL;
+    if (!weight_enter(w, stream))
+        return NULL;
     uint64_t signature;
     ebb_status status = fault(w, stream, &signature);
+    if (status != EBB_OK)
+        weight_exit(w, stream);
     if (status == EBB_OFFLOADED)
         Py_RETURN_NONE;
     if (status != EBB_OK)
         return fail(d, status, "its VBAR was closed");
-    weight_begun(w, stream);
+    w->pins++;
     return PyLong_FromUnsignedLongLong(signature);
 }
 
@@ -148,10 +184,27 @@ static PyObject *weight_unpin(PyObject *self, PyObject *const *arguments, Py_ssi
         return fail(d, EBB_NOT_PINNED, "unpin() goes with a fault() that did not give None");
     w->pins--; /* before another thread can have it */
     ebb_status status = unpin(w, stream);
-    if (status == EBB_OK)
+    if (status == EBB_OK) {
+        weight_exit(w, stream);
         Py_RETURN_NONE;
+    }
     w->pins++;
     return fail(d, status, "its VBAR was closed");
+}
+
+/*
+ * Faults on other streams that came before this fill were not ordered after it, and are about to find
+ * its signature: order them now. A fault and its unpin do that.
+ */
+static void order_users(weight *w, ebb_stream filled)
+{
+    /* Python's lock may be dropped in between, and the array be another. */
+    for (unsigned i = 0; i < w->use_count; i++) {
+        ebb_stream stream = w->uses[i].stream;
+        uint64_t again;
+        if (w->uses[i].open && stream != filled && fault(w, stream, &again) == EBB_OK)
+            unpin(w, stream);
+    }
 }
 
 static PyObject *weight_filled(PyObject *self, PyObject *const *arguments, Py_ssize_t count,
@@ -174,31 +227,17 @@ static PyObject *weight_filled(PyObject *self, PyObject *const *arguments, Py_ss
     Py_END_ALLOW_THREADS
     if (status != EBB_OK)
         return fail(d, status, "filled() goes between fault() and unpin()");
+    order_users(w, stream);
     w->signature = signature;
-    w->filled = stream;
     Py_RETURN_NONE;
 }
 
-/*
- * The signature of the last fill. A fill on another stream may have come after this thread's fault,
- * which then was not ordered after it: it is now.
- */
 static PyObject *weight_signature(PyObject *self, void *unused)
 {
     (void)unused;
-    weight *w = (weight *)self;
-    ebb_stream stream;
+    const weight *w = (weight *)self;
     if (!w->signature)
         Py_RETURN_NONE;
-    if (w->mixed && w->pins) {
-        if (stream_for(w->vbar->device, NULL, &stream) < 0)
-            return NULL;
-        uint64_t again;
-        if (stream != w->filled && fault(w, stream, &again) == EBB_OK) {
-            unpin(w, stream);
-            w->filled = stream; /* ordered after it, which is as good */
-        }
-    }
     return PyLong_FromUnsignedLongLong(w->signature);
 }
 

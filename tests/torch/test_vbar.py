@@ -338,7 +338,6 @@ def test_a_fill_that_comes_after_the_other_streams_fault(vbar):
 
 
 @pytest.mark.hazards
-@pytest.mark.xfail(strict=True, reason="looking at the signature orders the current stream alone")
 def test_the_same_with_streams_that_are_given(vbar, hazards):
     host = values(1, FLOATS).pin_memory()
     w = vbar.alloc(PAGE)
