@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ebbtide import _sim
+from ebbtide.sim.operators import randomness
 from ebbtide.sim.operators.memory import alias
 
 Tensor = torch.Tensor
@@ -31,6 +32,18 @@ def _fill(targets: list[Tensor], result: Any) -> None:
     for target, source in zip(targets, _tensors(result), strict=True):
         if target.data_ptr() != source.data_ptr():
             target.copy_(source)
+
+
+def refuse_capture(name: str, index: int) -> None:
+    """Raise as a GPU does when a captured operator waits for its stream; the capture is lost."""
+    try:
+        torch.cuda.current_stream(index).synchronize()
+    except RuntimeError as error:
+        reason = str(error).split("\n", 1)[0]
+        raise RuntimeError(
+            f"{reason}: {name} cannot be captured in a CUDA graph, on the simulated GPU as on any "
+            "other: the shape of its result depends on the data, and it waits for that"
+        ) from None
 
 
 def capture(
@@ -80,6 +93,7 @@ def order_seeds() -> None:
 
     @functools.wraps(end)
     def capture_end(self: torch.cuda.CUDAGraph) -> None:
+        randomness.end_capture()
         end(self)
         torch.cuda.current_stream().synchronize()
 

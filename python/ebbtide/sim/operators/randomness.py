@@ -1,8 +1,11 @@
 """Random numbers: a CUDA generator's seed and offset decide what a CPU generator gives.
 
 So manual_seed, saved and restored states, per-device generators and checkpointing behave as on a
-GPU.
-The numbers themselves are the CPU's.
+GPU. The numbers themselves are the CPU's.
+
+In a graph an operator draws at each launch. As on a GPU, what it draws follows from the seed and
+the offset that the generator's state has at the launch, and from how far into the graph it is:
+PyTorch counts that from 0 while it captures, and moves the state on by the whole at each launch.
 """
 
 from __future__ import annotations
@@ -24,25 +27,85 @@ def _mix(seed: int, offset: int) -> int:
     return (z ^ (z >> 31)) >> 1
 
 
+def _of(generator: torch.Generator | None, device: int) -> torch.Generator:
+    if generator is not None:
+        return generator
+    torch.cuda.init()
+    return torch.cuda.default_generators[device]
+
+
 def draw(generator: torch.Generator | None, device: int) -> torch.Generator:
     """A CPU generator for one operator; the CUDA generator moves on."""
     if torch.cuda.is_current_stream_capturing():
         return torch.Generator()  # what is drawn now is thrown away; each launch draws for itself
-    if generator is None:
-        torch.cuda.init()
-        generator = torch.cuda.default_generators[device]
+    generator = _of(generator, device)
     offset = generator.get_offset()
     generator.set_offset(offset + STEP)
     return torch.Generator().manual_seed(_mix(generator.initial_seed(), offset))
 
 
+# ---- in graphs -----------------------------------------------------------------------------------
+
+
+class _Whole:
+    """How far one capture moves one generator's state on; known when the capture ends."""
+
+    def __init__(self, state: torch.Generator) -> None:
+        self.state = state
+        self.steps = 0
+
+
+_capturing: list[_Whole] = []
+
+
+def _inside(state: torch.Generator, move: int = 0) -> int | None:
+    """How far into its capture a state is, and move it on; None: this PyTorch does not say."""
+    try:
+        seed_and_offset = state.get_state()
+    except RuntimeError:  # before 2.8 or so
+        return None
+    numbers = seed_and_offset.view(torch.int64)
+    offset = int(numbers[1])
+    if move:
+        numbers[1] = offset + move
+        state.set_state(seed_and_offset)
+    return offset
+
+
+class Draw:
+    """What a captured operator draws, at each launch of its graph."""
+
+    def __init__(self, generator: torch.Generator | None, device: int) -> None:
+        # A generator can be given another state later; this operator keeps the one it was
+        # captured with.
+        self.state = _of(generator, device).graphsafe_get_state()
+        self.offset = _inside(self.state, STEP)
+        self.whole = _Whole(self.state)
+        if self.offset is not None:
+            _capturing.append(self.whole)
+
+    def __call__(self) -> torch.Generator:
+        if self.offset is None or torch.cuda.is_current_stream_capturing():
+            return draw(self.state, 0)
+        # PyTorch has moved the state on before it launched the graph.
+        start = self.state.get_offset() - self.whole.steps
+        return torch.Generator().manual_seed(_mix(self.state.initial_seed(), start + self.offset))
+
+
+def end_capture() -> None:
+    """Called before a capture ends, while its stream still captures."""
+    for whole in _capturing:
+        whole.steps = _inside(whole.state) or 0
+    _capturing.clear()
+
+
 @contextmanager
-def default_from(device: int) -> Iterator[None]:
-    """Within it the CPU's default generator gives what the CUDA one would: for operators that draw
+def default_from(source: torch.Generator) -> Iterator[None]:
+    """Within it the CPU's default generator gives what another would: for operators that draw
     random numbers without taking a generator."""
     default = torch.default_generator
     state = default.get_state()
-    default.set_state(draw(None, device).get_state())
+    default.set_state(source.get_state())
     try:
         yield
     finally:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ebbtide import _sim
-from ebbtide.sim.operators.capture import capture
+from ebbtide.sim.operators.asserts import asserted
+from ebbtide.sim.operators.capture import capture, refuse_capture
 from ebbtide.sim.operators.cost import formula
 from ebbtide.sim.operators.memory import CPU, alias, forget, lift, lifted, reach, reach_all, span
-from ebbtide.sim.operators.randomness import default_from, draw
+from ebbtide.sim.operators.randomness import Draw, default_from, draw
 
 READ, WRITE = 1, 2
 MOST_RANGES = 1024  # that one call of touched() takes
@@ -66,6 +67,22 @@ WAITS = {
     "aten::unique_dim_consecutive",
     "aten::bincount",
     "aten::repeat_interleave.Tensor",
+    "aten::equal",
+    "aten::_to_sparse",
+    "aten::_to_sparse.sparse_dim",
+    "aten::_to_sparse_csr",
+    "aten::_to_sparse_csc",
+    "aten::_to_sparse_bsr",
+    "aten::_to_sparse_bsc",
+}
+
+# These wait where an index is a mask, of which the data decides how much it selects.
+INDEXES = {
+    "aten::index.Tensor",
+    "aten::index.Tensor_out",
+    "aten::_unsafe_index.Tensor",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
 }
 
 # The CPU's kernels write past the end of an out= whose strides they did not expect.
@@ -87,6 +104,9 @@ def _explained(name: str, error: Exception) -> Exception:
     """The CPU's refusal of a dtype, with the operator's name; any other error as it is."""
     if "simulated GPU" in str(error):
         return error  # it has been explained
+    on_device = asserted(name, error)
+    if on_device is not None:
+        return on_device
     if isinstance(error, NotImplementedError) or _NO_KERNEL.search(str(error)):
         first = str(error).split("\n", 1)[0]
         return type(error)(
@@ -133,22 +153,40 @@ class Plan:
         self.generator = any(str(a.type) == "Optional[Generator]" for a in arguments)
         self.random = torch.Tag.nondeterministic_seeded in op.tags and not self.generator
         self.waits = self.name in WAITS
+        self.indexes = self.name in INDEXES
+
+    def waits_for(self, args: Any) -> bool:
+        """Whether a GPU's operator would wait for the stream."""
+        return self.waits or (
+            self.indexes
+            and len(args) > 1
+            and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+            and not (len(args) > 2 and args[2].numel() == 1)  # that is masked_fill_
+        )
 
     def argument(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         place = self.positions[name]
         return args[place] if place < len(args) else kwargs.get(name)
 
-    def run(self, args: list[Any], kwargs: dict[str, Any], index: int) -> Any:
-        """The kernel, with the random numbers of a device."""
+    def run(
+        self,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        index: int,
+        dice: Callable[[], torch.Generator] | None = None,
+    ) -> Any:
+        """The kernel, with the random numbers of a device, or those of `dice`."""
         if self.generator:
             place = self.positions["generator"]
+            given = args[place] if place < len(args) else kwargs.get("generator")
+            made = draw(given, index) if dice is None else dice()
             if place < len(args):
-                args[place] = draw(args[place], index)
+                args[place] = made
             else:
-                kwargs["generator"] = draw(kwargs.get("generator"), index)
+                kwargs["generator"] = made
             return self.kernel(*args, **kwargs)
         if self.random:
-            with default_from(index):
+            with default_from(draw(None, index) if dice is None else dice()):
                 return self.kernel(*args, **kwargs)
         return self.kernel(*args, **kwargs)
 
@@ -340,6 +378,10 @@ def _as_tensors(inputs: list[tuple[int, str, int, int]], args: tuple[Any, ...]) 
 # ---- captured ------------------------------------------------------------------------------------
 
 
+def _nothing() -> None:
+    pass
+
+
 def _flat(value: Any) -> list[Tensor]:
     values = value if isinstance(value, (list, tuple)) else [value]
     return [v for v in values if isinstance(v, Tensor) and v.is_cuda]
@@ -357,18 +399,22 @@ def _capture(
 ) -> Any:
     """The operator becomes a part of the graph that its stream is capturing (capture.py)."""
     stream = _stream_of(index)
+    if plan.waits_for(args):
+        refuse_capture(plan.name, index)
     flops = plan.flops(*cpu_args, **cpu_kwargs) if plan.flops is not None else 0.0
     names = {*plan.outs, *(name for _, name, _, access in plan.inputs if access & WRITE)}
     written = [t for name in names for t in _flat(plan.argument(name, args, kwargs))]
+    generator = plan.argument("generator", args, kwargs) if plan.generator else None
+    dice = Draw(generator, index) if plan.generator or plan.random else None
     # What the graph keeps may own no memory, so the outputs are known to it by aliases.
     outputs: list[Tensor] = []
 
     def run() -> Any:
         if outputs:
-            plan.run(list(cpu_args), dict(cpu_kwargs), index)
+            plan.run(list(cpu_args), dict(cpu_kwargs), index, dice)
             return outputs
         if not plan.outs:
-            return plan.run(list(cpu_args), dict(cpu_kwargs), index)
+            return plan.run(list(cpu_args), dict(cpu_kwargs), index, dice)
         made = _run_into(plan, cpu_args, cpu_kwargs, index, ranges)
         for name, out in zip(plan.outs, made, strict=True):
             aliases = [alias(o) for o in _flat(out)]
@@ -377,7 +423,11 @@ def _capture(
         return outputs
 
     def note(again: Callable[[], None]) -> None:
-        _sim.captured(index, stream, plan.name, flops, again, *ranges[: 3 * MOST_RANGES])
+        most = 3 * MOST_RANGES
+        _sim.captured(index, stream, plan.name, flops, again, *ranges[:most])
+        for start in range(most, len(ranges), most):  # the rest is touched by works without effect
+            part = ranges[start : start + most]
+            _sim.captured(index, stream, plan.name, 0.0, _nothing, *part)
 
     return capture(run, finish, written, note)
 
@@ -419,7 +469,7 @@ def redirect(
     name, inputs, strict, flops_of, run = plan.name, plan.inputs, plan.strict, plan.flops, plan.run
     plain = not (plan.generator or plan.random)
     kernel_of = plan.kernel
-    results, outs, waits = plan.results, plan.outs, plan.waits
+    results, outs, waits, indexes = plan.results, plan.outs, plan.waits, plan.indexes
     only = results[0] if len(results) == 1 else None
     one_new = len(results) == 1 and only is None and not outs
 
@@ -491,7 +541,15 @@ def redirect(
             def finish(result: Any) -> Any:
                 return _finish(plan, result, args, kwargs, index, ranges, read)
 
-            return _capture(plan, args, kwargs, cpu_args, cpu_kwargs, index, ranges, finish)
+            try:
+                return _capture(plan, args, kwargs, cpu_args, cpu_kwargs, index, ranges, finish)
+            except (RuntimeError, IndexError) as error:
+                if _NO_NUMBER in str(error):
+                    return call(*_as_tensors(inputs, args), **kwargs)
+                other = _explained(name, error)
+                if other is error:
+                    raise
+                raise other from None
         flops = flops_of(*cpu_args, **cpu_kwargs) if flops_of is not None else 0.0
         try:
             if outs:
@@ -500,7 +558,7 @@ def redirect(
                 result = kernel_of(*cpu_args, **cpu_kwargs)
             else:
                 result = run(cpu_args, cpu_kwargs, index)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             if _NO_NUMBER in str(error):
                 return call(*_as_tensors(inputs, args), **kwargs)
             if only is None or outs or _NOT_RESIZABLE not in str(error):
@@ -517,7 +575,7 @@ def redirect(
         else:
             result = _finish(plan, result, args, kwargs, index, ranges, read)
         tell(index, stream, name, flops, ranges)
-        if waits:
+        if waits or (indexes and plan.waits_for(args)):
             torch.cuda.current_stream(index).synchronize()
         return result
 
