@@ -10,17 +10,11 @@ from typing import Any
 
 import torch
 
+from ebbtide.sim.operators import attention_exact as exact
+
 Tensor = torch.Tensor
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-def _no_dropout(p: float) -> None:
-    if p > 0:
-        raise NotImplementedError(
-            "fused attention with dropout cannot run on the simulated GPU: the CPU's fused kernels "
-            "have no dropout. torch.nn.attention.sdpa_kernel(SDPBackend.MATH) does it"
-        )
 
 
 def _seeds() -> tuple[Tensor, Tensor]:
@@ -51,9 +45,13 @@ def flash(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    _no_dropout(dropout_p)
-    output, logsumexp = _forward(query, key, value, 0.0, is_causal, scale=scale)
     seed, offset = _flash_state()
+    if dropout_p > 0:
+        output, logsumexp = exact.forward(
+            query, key, value, None, dropout_p, is_causal, scale, seed
+        )
+    else:
+        output, logsumexp = _forward(query, key, value, 0.0, is_causal, scale=scale)
     return (
         output,
         logsumexp,
@@ -85,7 +83,10 @@ def flash_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _no_dropout(dropout_p)
+    if dropout_p > 0:
+        return exact.backward(
+            grad_out, query, key, value, None, dropout_p, is_causal, scale, philox_seed
+        )[:3]
     return _backward(
         grad_out, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=None, scale=scale
     )
@@ -102,13 +103,18 @@ def efficient(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _no_dropout(dropout_p)
-    output, logsumexp = _forward(
-        query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
-    )
+    seed, offset = _seeds()
+    if dropout_p > 0:
+        output, logsumexp = exact.forward(
+            query, key, value, attn_bias, dropout_p, is_causal, scale, seed
+        )
+    else:
+        output, logsumexp = _forward(
+            query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
+        )
     if not compute_log_sumexp:
         logsumexp = logsumexp.new_empty((query.size(0), query.size(1), 0))
-    return output, logsumexp, *_seeds()
+    return output, logsumexp, seed, offset
 
 
 def efficient_backward(
@@ -127,12 +133,12 @@ def efficient_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    _no_dropout(dropout_p)
-    if attn_bias is not None and grad_input_mask[3]:
-        raise NotImplementedError(
-            "the gradient of attention's bias cannot run on the simulated GPU: the CPU's fused "
-            "kernels have none. torch.nn.attention.sdpa_kernel(SDPBackend.MATH) does it"
+    wanted = attn_bias is not None and grad_input_mask[3]
+    if dropout_p > 0 or wanted:
+        q, k, v, bias = exact.backward(
+            grad_out, query, key, value, attn_bias, dropout_p, is_causal, scale, philox_seed
         )
+        return q, k, v, bias if wanted else None
     q, k, v = _backward(
         grad_out,
         query,
@@ -160,11 +166,15 @@ def cudnn(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    _no_dropout(dropout_p)
-    output, logsumexp = _forward(
-        query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
-    )
     seed, offset = _seeds()
+    if dropout_p > 0:
+        output, logsumexp = exact.forward(
+            query, key, value, attn_bias, dropout_p, is_causal, scale, seed
+        )
+    else:
+        output, logsumexp = _forward(
+            query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
+        )
     return (
         output,
         logsumexp,
@@ -197,7 +207,10 @@ def cudnn_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _no_dropout(dropout_p)
+    if dropout_p > 0:
+        return exact.backward(
+            grad_out, query, key, value, attn_bias, dropout_p, is_causal, scale, philox_seed
+        )[:3]
     return _backward(
         grad_out,
         query,
