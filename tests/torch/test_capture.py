@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import ebbtide.sim as sim
 
@@ -169,7 +170,7 @@ def test_checkpointing_in_a_graph_draws_the_same_twice():
     def step():
         x = torch.ones(1, device="cuda", requires_grad=True)
         try:
-            made = torch.utils.checkpoint.checkpoint(noisy, x, use_reentrant=False)
+            made = checkpoint(noisy, x, use_reentrant=False)
         except RuntimeError as error:
             if "Cannot call CUDAGeneratorImpl" not in str(error):
                 raise
