@@ -239,7 +239,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags)
     if (user == owner || !peer->active) {
         return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
     }
-    if (!sim.run->cards[user].peer || !sim.run->cards[owner].peer) {
+    if (!sim_card(user)->peer || !sim_card(owner)->peer) {
         return sim_leave(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
     }
     if (sim.peers[user][owner]) {
