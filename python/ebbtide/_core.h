@@ -43,7 +43,10 @@ typedef struct device {
     ebb_device handle;
     PyObject *index;     /* as PyTorch counts */
     PyObject *stream_of; /* called with the index: the current stream's address. Or NULL */
-    int beside; /* a simulated card beside PyTorch's devices: its streams are not PyTorch's */
+    int32_t number;      /* the same */
+    unsigned long long
+        stream_at; /* the same as a C function's address, where PyTorch has it. Or 0 */
+    int beside;    /* a simulated card beside PyTorch's devices: its streams are not PyTorch's */
     ebb_stream seen[SEEN];
 } device;
 

@@ -50,6 +50,7 @@ class Device:
     def index(self) -> int: ...
     limit: int
     headroom: int
+    _stream_at: int
     _stream_of: Callable[[int], int] | None
     @property
     def _beside(self) -> int: ...

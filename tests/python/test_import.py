@@ -82,7 +82,7 @@ def test_the_stub_has_their_members(kind):
 
 @pytest.mark.parametrize("kind", [_core.Device, _core.VBAR])
 def test_what_cannot_be_set_is_a_property_in_the_stub(kind):
-    settable = {"limit", "headroom", "_stream_of"}
+    settable = {"limit", "headroom", "_stream_at", "_stream_of"}
     for node in stub()[kind.__name__].body:
         if isinstance(node, ast.AnnAssign):
             assert node.target.id in settable, node.target.id
