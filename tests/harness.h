@@ -5,7 +5,7 @@
  *   int main(void) { RUN(the_table_is_zero_after_a_failure); return REPORT(); }
  *
  * A failed CHECK prints where and what, and the test goes on: the rest may say why. Exit codes: 0
- * all passed, 1 something failed, 77 skipped.
+ * all passed, 1 something failed, 77 skipped: the program, or each of its tests.
  */
 #ifndef EBB_HARNESS_H
 #define EBB_HARNESS_H
@@ -15,7 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-__attribute__((unused)) static int harness_failures, harness_tests;
+__attribute__((unused)) static int harness_failures, harness_tests, harness_skips;
+__attribute__((unused)) static const char *harness_skip; /* why the test at hand was */
 
 __attribute__((format(printf, 3, 4), unused)) static void harness_fail(const char *file, int line,
                                                                        const char *format, ...)
@@ -71,9 +72,23 @@ __attribute__((format(printf, 3, 4), unused)) static void harness_fail(const cha
 #define RUN(test)                                                                                  \
     do {                                                                                           \
         int before_ = harness_failures;                                                            \
+        harness_skip = NULL;                                                                       \
         test();                                                                                    \
-        harness_tests++;                                                                           \
-        printf("%s %s\n", harness_failures == before_ ? "ok    " : "FAILED", #test);               \
+        if (harness_skip && harness_failures == before_) {                                         \
+            harness_skips++;                                                                       \
+            printf("skipped %s: %s\n", #test, harness_skip);                                       \
+        } else {                                                                                   \
+            harness_tests++;                                                                       \
+            printf("%s %s\n", harness_failures == before_ ? "ok    " : "FAILED", #test);           \
+        }                                                                                          \
+        fflush(stdout); /* the next one may crash */                                               \
+    } while (0)
+
+/* Leave out the test at hand, and say why. */
+#define SKIP_TEST(why)                                                                             \
+    do {                                                                                           \
+        harness_skip = (why);                                                                      \
+        return;                                                                                    \
     } while (0)
 
 #define SKIP(why)                                                                                  \
@@ -83,6 +98,10 @@ __attribute__((format(printf, 3, 4), unused)) static void harness_fail(const cha
     } while (0)
 
 #define REPORT()                                                                                   \
-    (printf("%d tests, %d failures\n", harness_tests, harness_failures), harness_failures ? 1 : 0)
+    (printf("%d tests, %d failures", harness_tests, harness_failures),                             \
+     harness_skips ? printf(", %d skipped\n", harness_skips) : printf("\n"),                       \
+     harness_failures                  ? 1                                                         \
+     : harness_tests || !harness_skips ? 0                                                         \
+                                       : 77)
 
 #endif

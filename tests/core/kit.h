@@ -1,7 +1,9 @@
 /*
  * What tests of the core have in common: a device with a limit, streams, and bytes that can be told
  * apart, on the simulated GPU or, with EBBTIDE_TEST_GPU set, on a real one. What only a simulated one
- * can say (hazards, a census, failing calls) is asked where there is one.
+ * can say (hazards, a census, failing calls) is asked where there is one; a test that is about nothing
+ * else is skipped. With EBBTIDE_DRIVER set to the simulator as well, what is done to a GPU is done to a
+ * simulated one that cannot be told from it.
  */
 #ifndef EBB_CORE_KIT_H
 #define EBB_CORE_KIT_H
@@ -23,11 +25,32 @@ typedef struct core {
     CUcontext context;
     bool sim;
     unsigned char *host;  /* pinned, KIT_HOST bytes, for reading back */
+    unsigned char *work;  /* pinned, KIT_WORK bytes: of the work that rig.h has a real GPU do */
     CUstream streams[64]; /* made by core_stream(): they live as long as the device */
     unsigned stream_count;
 } core;
 
-enum { KIT_HOST = 1 << 20 };
+enum { KIT_HOST = 1 << 20, KIT_WORK = 1 << 20 };
+
+/* The one that is open now. */
+__attribute__((unused)) static core *kit_core;
+
+/* The GPU is the simulated one, and known to be. */
+__attribute__((unused)) static bool core_sim(void)
+{
+    return !getenv("EBBTIDE_TEST_GPU");
+}
+
+__attribute__((unused)) static const char *core_library(void)
+{
+    return core_sim() ? SIM_LIBRARY : NULL;
+}
+
+#define NEEDS_SIM(why)                                                                             \
+    do {                                                                                           \
+        if (!core_sim())                                                                           \
+            SKIP_TEST(why);                                                                        \
+    } while (0)
 
 /* Calls a test takes for granted: another answer ends the program. */
 #define MUST(call)                                                                                 \
@@ -42,19 +65,35 @@ enum { KIT_HOST = 1 << 20 };
 __attribute__((unused)) static void core_driver(core *c)
 {
     char why[256];
-    const char *library = c->sim ? SIM_LIBRARY : NULL;
-    if (ebb__driver_open(&c->driver, library, why, sizeof why) != EBB_OK) {
+    c->sim = core_sim();
+    if (ebb__driver_open(&c->driver, core_library(), why, sizeof why) != EBB_OK) {
         FAIL("the driver does not open: %s", why);
         exit(1);
     }
     MUST(c->driver.cuDevicePrimaryCtxRetain(&c->context, 0));
     MUST(c->driver.cuCtxSetCurrent(c->context));
+    if (!c->sim) {
+        void *work;
+        MUST(c->driver.cuMemHostAlloc(&work, KIT_WORK, 0));
+        memset(work, 0, KIT_WORK);
+        c->work = work;
+    }
+    kit_core = c;
+}
+
+/* Undo core_driver(), but for the library. Whatever is queued is waited for. */
+__attribute__((unused)) static void core_release(core *c)
+{
+    if (c->work)
+        MUST(c->driver.cuMemFreeHost(c->work));
+    kit_core = NULL;
+    MUST(c->driver.cuDevicePrimaryCtxRelease(0));
 }
 
 /* A device of `memory` bytes (simulated; a real one has what it has) with a limit. */
 __attribute__((unused)) static void core_open(core *c, uint64_t memory, uint64_t limit)
 {
-    *c = (core){.sim = !getenv("EBBTIDE_TEST_GPU")};
+    *c = (core){.sim = core_sim()};
     if (c->sim) {
         ebbsim_reset();
         ebbsim_card card;
@@ -63,10 +102,8 @@ __attribute__((unused)) static void core_open(core *c, uint64_t memory, uint64_t
         MUST(ebbsim_card_add(&card, NULL));
         ebbsim_on_hazard(EBBSIM_PRINT);
     }
-    ebb_device_options options = {.size = sizeof options,
-                                  .library = c->sim ? SIM_LIBRARY : NULL,
-                                  .limit = limit,
-                                  .headroom = 0};
+    ebb_device_options options = {
+        .size = sizeof options, .library = core_library(), .limit = limit, .headroom = 0};
     char why[256];
     ebb_status status = ebb_device_open(&options, &c->device, why, sizeof why);
     if (status != EBB_OK) {
@@ -102,7 +139,7 @@ __attribute__((unused)) static void core_close(core *c)
     CHECK_EQ(ebb_device_close(c->device), EBB_GONE);
     while (c->stream_count)
         MUST(c->driver.cuStreamDestroy(c->streams[--c->stream_count]));
-    MUST(c->driver.cuDevicePrimaryCtxRelease(0));
+    core_release(c);
     if (c->sim) {
         ebbsim_census n = {.size = sizeof n};
         ebbsim_census_take(&n);

@@ -3,21 +3,24 @@
 
 static void the_same_gpu_twice_is_one_device(void)
 {
-    rig_cards(2, 256 * MIB, 1);
-    ebb_device a, b, other;
+    int cards = rig_cards(2, 256 * MIB, 1);
+    ebb_device a, b, other = {0};
     CHECK_EQ(rig_device(0, 64 * MIB, &a, NULL, 0), EBB_OK);
     CHECK_EQ(rig_device(0, 32 * MIB, &b, NULL, 0), EBB_OK);
     CHECK_EQ(a.id, b.id);
     ebb_device_stats stats = {.size = sizeof stats};
     CHECK_EQ(ebb_device_get_stats(b, &stats), EBB_OK);
     CHECK_EQ(stats.limit, 64 * MIB);
-    CHECK_EQ(rig_device(1, EBB_DEFAULT, &other, NULL, 0), EBB_OK);
-    CHECK(other.id != a.id);
+    if (cards > 1) {
+        CHECK_EQ(rig_device(1, EBB_DEFAULT, &other, NULL, 0), EBB_OK);
+        CHECK(other.id != a.id);
+    }
     CHECK_EQ(ebb_device_close(a), EBB_OK);
     CHECK_EQ(ebb_device_get_stats(a, &stats), EBB_OK);
     CHECK_EQ(ebb_device_close(b), EBB_OK);
     CHECK_EQ(ebb_device_get_stats(a, &stats), EBB_GONE);
-    CHECK_EQ(ebb_device_close(other), EBB_OK);
+    if (cards > 1)
+        CHECK_EQ(ebb_device_close(other), EBB_OK);
     CHECK_EQ(rig_left(), 0);
 }
 
@@ -49,7 +52,7 @@ static void a_hundred_lives_leave_nothing(void)
 {
     rig_cards(1, 256 * MIB, 1);
     uint32_t before = 0;
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < (core_sim() ? 100 : 5); i++) { /* a real context takes a while to make */
         ebb_device device;
         MUST(rig_device(0, 128 * MIB, &device, NULL, 0));
         CHECK(device.id != before);
@@ -96,7 +99,7 @@ static void a_lower_limit_gives_back_at_once_least_important_first(void)
     CHECK_EQ(core_device_stats(&c).held, 0);
     CHECK_EQ(rig_touch(new, 0, 1, s), EBB_OFFLOADED);
     CHECK_EQ(ebb_device_set_limit(c.device, EBB_DEFAULT), EBB_OK);
-    CHECK_EQ(core_device_stats(&c).limit, 512 * MIB);
+    CHECK_EQ(core_device_stats(&c).limit, c.sim ? 512 * MIB : core_device_stats(&c).total);
     CHECK_EQ(ebb_vbar_prioritize(new), EBB_OK);
     CHECK_EQ(rig_touch(new, 0, 64 * MIB, s), EBB_OK);
     core_close(&c);
@@ -126,19 +129,28 @@ static void headroom_is_left_to_others(void)
     core_open(&c, 256 * MIB, EBB_DEFAULT);
     CUstream s = core_lasting(&c);
     ebb_vbar v = core_vbar(&c, 256 * MIB);
-    CHECK_EQ(ebb_device_set_headroom(c.device, 64 * MIB), EBB_OK);
+    /* Six pages. A real driver needs something for itself now and then. */
+    uint64_t headroom = c.sim ? 64 * MIB : core_device_stats(&c).free - 6 * LARGE - LARGE / 2;
+    CHECK_EQ(ebb_device_set_headroom(c.device, headroom), EBB_OK);
     for (uint64_t i = 0; i < 8; i++)
         CHECK_EQ(rig_touch(v, i * LARGE, LARGE, s), i < 6 ? EBB_OK : EBB_OFFLOADED);
-    CHECK_EQ(core_device_stats(&c).free, 64 * MIB);
+    CHECK(core_device_stats(&c).free >= headroom);
+    CHECK(core_device_stats(&c).free - headroom <= (c.sim ? 0 : LARGE));
     /* What another process takes counts at the next growth. */
     uint64_t freed;
     CHECK_EQ(ebb_vbar_free_memory(v, LARGE, &freed), EBB_OK);
     CHECK_EQ(freed, LARGE);
-    MUST(ebbsim_foreign_use(0, 32 * MIB));
+    CUdeviceptr taken = 0;
+    if (c.sim)
+        MUST(ebbsim_foreign_use(0, 32 * MIB));
+    else
+        MUST(c.driver.cuMemAlloc(&taken, LARGE));
     CHECK_EQ(ebb_vbar_prioritize(v), EBB_OK);
     CHECK_EQ(rig_touch(v, 5 * LARGE, LARGE, s), EBB_OFFLOADED);
     CHECK_EQ(ebb_device_set_headroom(c.device, 0), EBB_OK);
     CHECK_EQ(rig_touch(v, 5 * LARGE, LARGE, s), EBB_OK);
+    if (taken)
+        MUST(c.driver.cuMemFree(taken));
     core_close(&c);
 }
 
@@ -147,7 +159,8 @@ static void the_default_headroom_can_be_asked_for_again(void)
     core c;
     core_open(&c, 256 * MIB, EBB_DEFAULT);
     CHECK_EQ(ebb_device_set_headroom(c.device, EBB_DEFAULT), EBB_OK);
-    CHECK_EQ(core_device_stats(&c).headroom, 4 * MIB);
+    uint64_t part = core_device_stats(&c).total / 64;
+    CHECK_EQ(core_device_stats(&c).headroom, part < 128 * MIB ? part : 128 * MIB);
     ebb_vbar v = core_vbar(&c, LARGE);
     CHECK_EQ(rig_touch(v, 0, LARGE, NULL), EBB_OK);
     core_close(&c);
@@ -169,6 +182,7 @@ static void refused(int index, ebb_status status, const char *word)
 
 static void an_old_driver_is_named_as_such(void)
 {
+    NEEDS_SIM("the driver has the version it has");
     rig_cards(1, 64 * MIB, 1);
     ebbsim_driver_version(11080);
     refused(0, EBB_DRIVER_TOO_OLD, "11.8");
@@ -176,6 +190,7 @@ static void an_old_driver_is_named_as_such(void)
 
 static void every_function_that_is_missing_is_named(void)
 {
+    NEEDS_SIM("the driver has the functions it has");
     static const char *const needed[] = {"cuMemMap",
                                          "cuMemSetAccess",
                                          "cuEventRecord",
@@ -192,6 +207,7 @@ static void every_function_that_is_missing_is_named(void)
 
 static void a_function_one_can_do_without_may_be_missing(void)
 {
+    NEEDS_SIM("the driver has the functions it has");
     rig_cards(1, 64 * MIB, 1);
     ebbsim_driver_hide("cuCtxRecordEvent");
     ebb_device device;
@@ -200,15 +216,23 @@ static void a_function_one_can_do_without_may_be_missing(void)
     CHECK_EQ(rig_left(), 0);
 }
 
-static void no_vmm_no_gpu_no_library(void)
+static void no_vmm(void)
 {
+    NEEDS_SIM("the GPU has virtual memory management");
     ebbsim_reset();
     ebbsim_card card;
     ebbsim_card_default(&card, 64 * MIB);
     card.vmm = 0;
     MUST(ebbsim_card_add(&card, NULL));
     refused(0, EBB_NO_VMM, "virtual memory management");
-    refused(1, EBB_NO_DEVICE, "there is no GPU 1");
+}
+
+static void no_gpu_no_library(void)
+{
+    int cards = rig_cards(1, 64 * MIB, 1);
+    char word[40];
+    snprintf(word, sizeof word, "there is no GPU %d", cards);
+    refused(cards, EBB_NO_DEVICE, word);
     refused(-1, EBB_INVALID, "GPU -1");
 
     ebb_device_options options = {.size = sizeof options, .library = "/nowhere/libcuda.so"};
@@ -221,6 +245,7 @@ static void no_vmm_no_gpu_no_library(void)
 
 static void the_words_of_a_failure_are_kept_and_a_failed_open_can_be_repeated(void)
 {
+    NEEDS_SIM("only a simulated GPU can be made to fail");
     rig_cards(1, 64 * MIB, 1);
     ebb_device device;
     char why[256] = "";
@@ -235,8 +260,6 @@ static void the_words_of_a_failure_are_kept_and_a_failed_open_can_be_repeated(vo
 
 int main(void)
 {
-    if (getenv("EBBTIDE_TEST_GPU"))
-        SKIP("only a simulated GPU can be made to fail");
     RUN(the_same_gpu_twice_is_one_device);
     RUN(closing_frees_everything);
     RUN(a_hundred_lives_leave_nothing);
@@ -247,7 +270,8 @@ int main(void)
     RUN(an_old_driver_is_named_as_such);
     RUN(every_function_that_is_missing_is_named);
     RUN(a_function_one_can_do_without_may_be_missing);
-    RUN(no_vmm_no_gpu_no_library);
+    RUN(no_vmm);
+    RUN(no_gpu_no_library);
     RUN(the_words_of_a_failure_are_kept_and_a_failed_open_can_be_repeated);
     return REPORT();
 }

@@ -133,8 +133,6 @@ int main(void)
 #ifdef CANNOT_STEP
     SKIP("single steps are for plain x86-64 builds");
 #endif
-    if (getenv("EBBTIDE_TEST_GPU"))
-        SKIP("hazards are the simulated GPU's to see");
     RUN(an_eviction_after_any_instruction_of_a_hit);
     RUN(an_eviction_after_any_instruction_of_an_unpin);
     return REPORT();
