@@ -20,6 +20,7 @@
  * the capture: such a fence is unknown for the time being.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "internal.h"
 
@@ -138,6 +139,26 @@ static void pass_locked(ebb__device *device, ebb__stream *stream, uint64_t epoch
     stream->mark_count = kept;
 }
 
+/*
+ * A capture may begin between the question whether a stream captures and the event's record, which
+ * then belongs to the graph. Such a mark covers nothing, and must not be asked for: it is taken away,
+ * and its tickets are covered by the next. Nobody waits for it.
+ */
+static void lose_locked(ebb__device *device, ebb__stream *stream, unsigned which) EBB__LOCKED
+{
+    event_put_locked(device, stream->marks[which].event); /* as good as new when recorded again */
+    stream->mark_count--;
+    memmove(&stream->marks[which], &stream->marks[which + 1],
+            (stream->mark_count - which) * sizeof *stream->marks);
+}
+
+/* What the driver says of an event that was recorded into a capture. */
+static bool captured(const ebb__stream *stream, CUresult code)
+{
+    return atomic_load(&stream->lasting) &&
+           (code == CUDA_ERROR_CAPTURED_EVENT || code == CUDA_ERROR_INVALID_VALUE);
+}
+
 /* See which marks have passed. false: the driver could not say. */
 static bool poll_locked(ebb__device *device, ebb__stream *stream) EBB__LOCKED
 {
@@ -145,6 +166,10 @@ static bool poll_locked(ebb__device *device, ebb__stream *stream) EBB__LOCKED
         CUresult code = device->driver.cuEventQuery(stream->marks[0].event);
         if (code == CUDA_ERROR_NOT_READY)
             return true;
+        if (captured(stream, code)) {
+            lose_locked(device, stream, 0);
+            continue;
+        }
         if (code != CUDA_SUCCESS) {
             ebb__failed_locked(device, "cuEventQuery", code);
             return false;
@@ -200,6 +225,11 @@ ebb_status ebb__mark_locked(ebb__device *device, unsigned slot)
         stream->marks[stream->mark_count++] = (ebb__mark){.event = event, .epoch = epoch};
     else
         stream->marks[stream->mark_count - 1].epoch = epoch;
+    if (atomic_load(&stream->lasting) && slot != EBB__LEGACY_SLOT &&
+        ebb__stream_capture(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING) {
+        lose_locked(device, stream, stream->mark_count - 1);
+        return EBB_BUSY;
+    }
     return EBB_OK;
 }
 
@@ -314,6 +344,11 @@ static bool ticket_wait_locked(ebb__device *device, uint64_t ticket) EBB__LOCKED
             mark++;
         mark->waiters--;
         covers = mark->epoch;
+        if (captured(stream, code)) {
+            if (!mark->waiters)
+                lose_locked(device, stream, (unsigned)(mark - stream->marks));
+            continue;
+        }
         if (code != CUDA_SUCCESS) {
             ebb__failed_locked(device, "cuEventSynchronize", code);
             return false;

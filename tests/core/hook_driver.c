@@ -16,6 +16,17 @@ EBB_API CUresult cuGetProcAddress_v2(const char *symbol, void **function, int ve
 static CUresult (*real_get)(const char *, void **, int, uint64_t, CUdriverProcAddressQueryResult *);
 static CUresult (*record)(CUevent event, CUstream stream);
 
+/* And after each question whether a stream captures. */
+EBB_API void (*hook_after_asking)(void);
+static CUresult (*asking)(CUstream stream, CUstreamCaptureStatus *status);
+static CUresult hooked_asking(CUstream stream, CUstreamCaptureStatus *status)
+{
+    CUresult code = asking(stream, status);
+    if (hook_after_asking)
+        hook_after_asking();
+    return code;
+}
+
 static CUresult hooked_record(CUevent event, CUstream stream)
 {
     CUresult code = record(event, stream);
@@ -37,6 +48,11 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, u
     if (code == CUDA_SUCCESS && strcmp(symbol, "cuEventRecord") == 0) {
         CUresult (*hooked)(CUevent, CUstream) = hooked_record;
         memcpy(&record, function, sizeof record);
+        memcpy(function, &hooked, sizeof hooked);
+    }
+    if (code == CUDA_SUCCESS && strcmp(symbol, "cuStreamIsCapturing") == 0) {
+        CUresult (*hooked)(CUstream, CUstreamCaptureStatus *) = hooked_asking;
+        memcpy(&asking, function, sizeof asking);
         memcpy(function, &hooked, sizeof hooked);
     }
     return code;

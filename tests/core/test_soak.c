@@ -289,9 +289,7 @@ static void by_graph(self *me)
     const ebb__driver *cu = &me->c->driver;
     bar *b = &me->mine;
     weight *w = &b->weights[below(&me->dice, WEIGHTS)];
-    /* Not on the lasting one: another thread may be about to record an event there, having asked
-       whether it captures the moment before. */
-    CUstream stream = me->other;
+    CUstream stream = below(&me->dice, 2) ? me->lasting : me->other;
     uint64_t signature = 0;
     EXPECT(cu->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), 0);
     ebb_status status = ebb_vbar_fault(b->vbar, w->offset, w->bytes, stream, &signature);
