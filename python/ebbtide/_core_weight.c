@@ -101,6 +101,17 @@ static PyObject *weight_fault(PyObject *self, PyObject *const *arguments, Py_ssi
         return NULL;
     uint64_t signature;
     ebb_status status = fault(w, stream, &signature);
+    if (status == EBB_OFFLOADED) {
+        /* Python may know of memory that PyTorch caches and does not use. */
+        PyObject *more =
+            PyObject_CallMethod((PyObject *)d, "_make_room", "K", (unsigned long long)w->bytes);
+        if (!more)
+            return NULL;
+        int again = PyObject_IsTrue(more);
+        Py_DECREF(more);
+        if (again)
+            status = fault(w, stream, &signature);
+    }
     if (status == EBB_OFFLOADED)
         Py_RETURN_NONE;
     if (status != EBB_OK)

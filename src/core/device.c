@@ -169,8 +169,7 @@ static void set_numbers_locked(ebb__device *device, const ebb_device_options *op
     device->page_outs = device->gone_hits = device->gone_misses = device->gone_offloaded = 0;
     memset(device->gone_evictions, 0, sizeof device->gone_evictions);
     device->holders[EBB__VBAR_HOLDER] = ebb__vbar_holder;
-    device->holder_count = 1;
-    ebb__stream_get_locked(device, NULL);
+    ebb__fence_open_locked(device);
 }
 
 /* A free place for this driver and GPU, or the place where it is open already. */

@@ -72,8 +72,8 @@ static bool choose_locked(ebb__device *device, const ebb__request *request,
 {
     ebb__candidate shown[EBB__HOLDERS];
     unsigned count = 0;
-    for (unsigned i = 0; i < device->holder_count; i++)
-        if (device->holders[i].best(device, request, &shown[count]))
+    for (unsigned i = 0; i < EBB__HOLDERS; i++)
+        if (device->holders[i].best && device->holders[i].best(device, request, &shown[count]))
             count++;
     if (!count)
         return false;
@@ -91,7 +91,7 @@ static unsigned begin_locked(ebb__device *device, const ebb__request *request, u
         const ebb__holder *holder = &device->holders[victims[count].owner];
         if (!holder->begin(device, &victims[count]))
             continue; /* somebody has just begun to use it, and it is no candidate any more */
-        sum += device->frame_bytes[victims[count].kind];
+        sum += victims[count].bytes;
         count++;
     }
     return count;
@@ -109,7 +109,7 @@ static uint64_t evict_locked(ebb__device *device, const ebb__request *request,
         if (!holder->settled(device, &victims[i]))
             victims[waiting++] = victims[i];
         else if (holder->finish(device, &victims[i], request->reason))
-            freed += device->frame_bytes[victims[i].kind];
+            freed += victims[i].bytes;
     }
     for (unsigned i = 0; i < waiting; i++) {
         const ebb__holder *holder = &device->holders[victims[i].owner];
@@ -117,7 +117,7 @@ static uint64_t evict_locked(ebb__device *device, const ebb__request *request,
             holder->undo(device, &victims[i]);
         else if (holder->settle(device, &victims[i]) &&
                  holder->finish(device, &victims[i], request->reason))
-            freed += device->frame_bytes[victims[i].kind];
+            freed += victims[i].bytes;
     }
     return freed;
 }
