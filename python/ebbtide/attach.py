@@ -202,12 +202,14 @@ class _Asking:
                 return False
             stats = torch.cuda.memory_stats(index)
             reserved = stats["reserved_bytes.all.current"]
-            # What was flushed has been asked for again: it was in use after all.
-            if self.flushed and reserved - self.left >= self.flushed / 2:
-                self.setbacks += 1
+            if self.flushed:
+                # Whether what was flushed has been asked for again: then it was in use after all.
+                wasted = reserved - self.left >= self.flushed / 2
+                self.setbacks = self.setbacks + 1 if wasted else 0
                 self.flushed = 0
-                self.pressures = 0
-                return False
+                if wasted:
+                    self.pressures = 0
+                    return False
             unused = reserved - stats["active_bytes.all.current"]
             unused -= stats["inactive_split_bytes.all.current"]
             if unused < size or torch.cuda.is_current_stream_capturing():
@@ -217,7 +219,7 @@ class _Asking:
             self.left = torch.cuda.memory_stats(index)["reserved_bytes.all.current"]
             self.flushed = reserved - self.left
             self.pressures = 0
-            self.setbacks = 0 if self.flushed else self.setbacks + 1
+            self.setbacks += not self.flushed
             return self.flushed > 0
 
 

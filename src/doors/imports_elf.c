@@ -34,6 +34,7 @@ typedef struct search {
     const char *library, *function;
     ebb__import *import;
     bool loaded;
+    char path[4096];
     ElfW(Addr) base;
     ElfW(Addr) begin, end; /* of the library's own code and data */
 } search;
@@ -107,6 +108,7 @@ static int look(struct dl_phdr_info *info, size_t size, void *data)
     if (strncmp(file_name(info->dlpi_name), s->library, strlen(s->library)) != 0)
         return 0;
     s->loaded = true;
+    snprintf(s->path, sizeof s->path, "%s", info->dlpi_name);
     s->base = info->dlpi_addr;
     s->begin = s->base;
     const ElfW(Dyn) *dynamic = NULL;
@@ -132,10 +134,15 @@ static void *target(const search *s, void **slot)
 {
     void *there = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
     ElfW(Addr) address = (ElfW(Addr))there;
-    /* Not bound yet: it leads back into the library, which would look the name up. So do we. */
     if (there && (address < s->begin || address >= s->end))
         return there;
-    return dlsym(RTLD_DEFAULT, s->function);
+    /* Not bound yet: it leads back into the library, which would look the name up, in itself and in
+       what it depends on. So do we. */
+    void *library = dlopen(s->path, RTLD_LAZY | RTLD_NOLOAD);
+    void *found = library ? dlsym(library, s->function) : NULL;
+    if (library)
+        dlclose(library);
+    return found;
 }
 
 /* What a name means in the library that some code is in, whose file is `file`. */
