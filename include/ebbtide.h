@@ -9,6 +9,8 @@
  *     written only on success unless the comment says otherwise.
  *   - Option and result structs start with `size`, which the caller sets to sizeof the struct, so
  *     that a newer library and an older program (or the reverse) understand each other.
+ *   - A function may also answer EBB_DRIVER_FAILED, with nothing changed, where the driver will not
+ *     make the device's context current.
  *   - Any thread may call any function. None calls the driver's context-wide synchronisation.
  *   - Nothing here needs a CUDA SDK, a current CUDA context, or a GPU to be linked or called.
  *
@@ -150,8 +152,9 @@ EBB_API ebb_status ebb_device_open(const ebb_device_options *options, ebb_device
 
 /*
  * Undo one open. The last one destroys the device's VBARs, waiting for their fences, and frees all.
- * EBB_OK; EBB_GONE; EBB_BUSY: a VBAR is pinned, or held by a graph, and nothing was undone;
- * EBB_DRIVER_FAILED: a page could not be unmapped. The device stays open; try again.
+ * EBB_OK; EBB_GONE; EBB_BUSY: a VBAR is pinned, or held by a graph, or another thread is in a call,
+ * and nothing was undone; EBB_DRIVER_FAILED: the driver would not take something back. The device
+ * stays open; try again.
  */
 EBB_API ebb_status ebb_device_close(ebb_device device);
 
@@ -302,7 +305,8 @@ EBB_API ebb_status ebb_vbar_filled(ebb_vbar vbar, uint64_t offset, uint64_t byte
 /*
  * Take back one pin of each page of the range. The pages may be given up once all work that is on
  * `stream` by now is over. If the stream is capturing, they are held for the graph's sake until
- * ebb_vbar_graphs_gone(). EBB_OK, EBB_GONE, EBB_INVALID, EBB_NOT_PINNED (and nothing changed).
+ * ebb_vbar_graphs_gone(). EBB_OK, EBB_GONE, EBB_INVALID; EBB_NOT_PINNED, EBB_DRIVER_FAILED (it
+ * cannot be known when that work is over; try again): nothing changed.
  */
 EBB_API ebb_status ebb_vbar_unpin(ebb_vbar vbar, uint64_t offset, uint64_t bytes,
                                   ebb_stream stream);
@@ -311,7 +315,8 @@ EBB_API ebb_status ebb_vbar_unpin_many(ebb_vbar vbar, const ebb_range *ranges, s
 
 /*
  * No graph uses this VBAR any more: the graphs are destroyed, and their last launch is behind
- * whatever is on `stream` by now. EBB_OK, EBB_GONE.
+ * whatever is on `stream` by now. EBB_OK; EBB_GONE; EBB_BUSY: `stream` is capturing;
+ * EBB_DRIVER_FAILED, EBB_NO_HOST_MEMORY. After the last three the pages are still held.
  */
 EBB_API ebb_status ebb_vbar_graphs_gone(ebb_vbar vbar, ebb_stream stream);
 

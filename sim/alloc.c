@@ -16,21 +16,72 @@ enum { SMALL = 1 << 20 }; /* below this, allocations share a chunk */
 
 /* ---- chunks ----------------------------------------------------------------------------------- */
 
-void sim_chunk_free(mapping *m)
+static uint64_t end_of_addresses(const mapping *m)
 {
-    reservation *r = (reservation *)sim_ranges_find(&sim.reservations, m->node.start);
+    return sim_ranges_find(&sim.reservations, m->node.start)->end;
+}
+
+mapping *sim_chunk_last(const mapping *first)
+{
+    uint64_t limit = end_of_addresses(first);
+    mapping *last = sim_mapping_at(first->node.start);
+    for (mapping *next = last; next != NULL && next->node.start < limit;
+         next = (mapping *)sim_ranges_after(&sim.mappings, last->node.end)) {
+        last = next;
+    }
+    return last;
+}
+
+static void unmap_chunk(mapping *m)
+{
     sim_unmap_one(m);
+    sim.chunk_mappings--;
+}
+
+void sim_chunk_drop_last(mapping *first)
+{
+    unmap_chunk(sim_chunk_last(first));
+}
+
+void sim_chunk_free(mapping *first)
+{
+    reservation *r = (reservation *)sim_ranges_find(&sim.reservations, first->node.start);
+    while (sim_chunk_last(first) != first) {
+        sim_chunk_drop_last(first);
+    }
+    unmap_chunk(first);
     sim_forget_reservation(r);
 }
 
-/* The frame of a handle that nobody holds yet, mapped for `device` at an address of its own. */
-static mapping *chunk_over(frame_handle *h, int device, CUresult *code)
+/* A frame that nobody holds yet, mapped for `device` at addresses of a chunk. NULL: no memory, and
+   the frame is gone. */
+static mapping *map_chunk(uint64_t at, frame_handle *h, int device)
 {
-    uint64_t size = h->frame->size;
+    if (sim_map_frame(at, h->frame->size, h) != CUDA_SUCCESS) {
+        sim_handle_settle(h);
+        return NULL;
+    }
+    mapping *m = sim_mapping_at(at);
+    sim.chunk_mappings++;
+    m->chunk = true;
+    m->context = device;
+    m->access[device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (!sim_apply_access(m)) {
+        unmap_chunk(m);
+        return NULL;
+    }
+    return m;
+}
+
+/* The frame of a handle that nobody holds yet, at an address of its own. */
+static mapping *chunk_over(frame_handle *h, int device, uint64_t room, CUresult *code)
+{
+    uint64_t size = h->frame->size + room;
     CUdeviceptr at = 0;
     *code = sim_reserve_chunk(size, &at);
-    if (*code == CUDA_SUCCESS && (*code = sim_map_frame(at, size, h)) != CUDA_SUCCESS) {
-        sim_unreserve(at, size);
+    if (*code != CUDA_SUCCESS && room > 0) {
+        size = h->frame->size;
+        *code = sim_reserve_chunk(size, &at);
     }
     if (*code != CUDA_SUCCESS) {
         sim_handle_settle(h);
@@ -40,23 +91,35 @@ static mapping *chunk_over(frame_handle *h, int device, CUresult *code)
     r->chunk = true;
     sim.chunks++;
     sim.reserved_bytes -= size;
-    mapping *m = sim_mapping_at(at);
-    m->chunk = true;
-    m->context = device;
-    m->access[device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    if (!sim_apply_access(m)) {
-        sim_chunk_free(m);
+    mapping *m = map_chunk(at, h, device);
+    if (m == NULL) {
+        sim_forget_reservation(r);
         *code = CUDA_ERROR_OUT_OF_MEMORY;
-        return NULL;
     }
     return m;
 }
 
-mapping *sim_chunk_new(int device, uint64_t size, CUresult *code)
+mapping *sim_chunk_new(int device, uint64_t size, uint64_t room, CUresult *code)
 {
     frame_handle *h = NULL;
     *code = sim_frame_create(device, size, CU_MEM_HANDLE_TYPE_NONE, &h);
-    return *code != CUDA_SUCCESS ? NULL : chunk_over(h, device, code);
+    return *code != CUDA_SUCCESS ? NULL : chunk_over(h, device, room, code);
+}
+
+bool sim_chunk_extend(const mapping *first, uint64_t size)
+{
+    uint64_t at = sim_chunk_last(first)->node.end;
+    frame_handle *h = NULL;
+    if (end_of_addresses(first) - at < size ||
+        sim_frame_create(first->frame->device, size, CU_MEM_HANDLE_TYPE_NONE, &h) != CUDA_SUCCESS) {
+        return false;
+    }
+    mapping *m = map_chunk(at, h, first->context);
+    if (m != NULL) {
+        m->pool = first->pool;
+        memcpy(m->access, first->access, sizeof m->access);
+    }
+    return m != NULL;
 }
 
 static mapping *chunk_with_room(int device, uint64_t size)
@@ -75,11 +138,13 @@ static mapping *chunk_with_room(int device, uint64_t size)
 /* ---- allocations ------------------------------------------------------------------------------ */
 
 /*
- * Memory of cuMemAlloc that was freed in a stream's order (cuMemFreeAsync). The program cannot use it
- * any more; its chunk is let go of when the free is over, and the host waits for something.
+ * Memory of cuMemAlloc that was freed in a stream's order (cuMemFreeAsync), and memory of a pool that
+ * was freed in no order (cuMemFree). The program cannot use it any more; it is let go of when the
+ * free is over, and the host waits for something.
  */
 typedef struct leaving {
     mapping *chunk;
+    pool_block *block; /* of a pool, or NULL */
     mark *freed;
     struct leaving *next;
 } leaving;
@@ -93,10 +158,10 @@ CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address)
     mapping *m = a == NULL ? NULL : chunk_with_room(device, size);
     if (a != NULL && m == NULL) {
         uint64_t rounded = (size + SIM_GRANULARITY - 1) / SIM_GRANULARITY * SIM_GRANULARITY;
-        m = sim_chunk_new(device, rounded, &code);
+        m = sim_chunk_new(device, rounded, 0, &code);
         if (m == NULL && leavings != NULL) {
             sim_leaving_release();
-            m = sim_chunk_new(device, rounded, &code);
+            m = sim_chunk_new(device, rounded, 0, &code);
         }
         for (int i = 0; m != NULL && i < SIM_MAX_CARDS; i++) {
             m->access[i] |= sim.peers[i][device] ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
@@ -120,7 +185,11 @@ CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address)
 /* Its own context's work is over; another's may not be. */
 void sim_allocation_leave(const allocation *a, const char *call)
 {
-    sim_history_leave(&a->chunk->frame->object, call, a->node.start, a->node.end - a->node.start);
+    for (range *at = sim_ranges_after(&sim.mappings, a->node.start);
+         at != NULL && at->start < a->node.end; at = sim_ranges_after(&sim.mappings, at->end)) {
+        sim_history_leave(&((mapping *)at)->frame->object, call, a->node.start,
+                          a->node.end - a->node.start);
+    }
 }
 
 void sim_free(allocation *a)
@@ -156,6 +225,22 @@ CUresult sim_free_later(allocation *a, stream *s)
     return CUDA_SUCCESS;
 }
 
+/* Nobody waits for what is done there; but it is nobody else's before all work of now is over. */
+CUresult sim_free_block(allocation *a)
+{
+    leaving *l = calloc(1, sizeof *l);
+    if (l == NULL) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *l = (leaving){
+        .block = a->block, .freed = sim_mark_context(a->chunk->context, -1), .next = leavings};
+    leavings = l;
+    sim_ranges_remove(&sim.allocations, &a->node);
+    free(a);
+    sim_leaving_release(); /* at once, if nothing is going on */
+    return CUDA_SUCCESS;
+}
+
 static bool has_left(const leaving *l)
 {
     bool ran = sim_mark_reached(l->freed);
@@ -174,7 +259,9 @@ void sim_leaving_release(void)
             continue;
         }
         *link = l->next;
-        if (--l->chunk->live == 0) {
+        if (l->block != NULL) {
+            sim_pool_take_back(l->block, NULL);
+        } else if (--l->chunk->live == 0) {
             sim_chunk_free(l->chunk);
         }
         sim_mark_unref(l->freed);
@@ -236,10 +323,10 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags)
         return sim_leave(code);
     }
     int user = sim_current()->device, owner = peer->device;
-    if (user == owner || !peer->active) {
+    if (!peer->active) {
         return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
     }
-    if (!sim.run->cards[user].peer || !sim.run->cards[owner].peer) {
+    if (user == owner || !sim.run->cards[user].peer || !sim.run->cards[owner].peer) {
         return sim_leave(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
     }
     if (sim.peers[user][owner]) {
@@ -321,11 +408,11 @@ static CUresult import(const memory_ticket *t, frame_handle **out)
     snprintf(path, sizeof path, "/proc/%d/fd/%d", t->pid, t->fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     CUresult code = fd >= 0 && sim_inode_of(fd) == t->inode ? sim_handle_import(fd, out)
-                                                            : CUDA_ERROR_MAP_FAILED;
+                                                            : CUDA_ERROR_INVALID_VALUE;
     if (fd >= 0) {
         close(fd);
     }
-    return code == CUDA_SUCCESS ? code : CUDA_ERROR_MAP_FAILED;
+    return code == CUDA_SUCCESS ? code : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult open_memory(const memory_ticket *t, CUdeviceptr *address)
@@ -342,7 +429,7 @@ static CUresult open_memory(const memory_ticket *t, CUdeviceptr *address)
         return code;
     }
     a = calloc(1, sizeof *a);
-    mapping *m = a == NULL ? NULL : chunk_over(h, sim_current()->device, &code);
+    mapping *m = a == NULL ? NULL : chunk_over(h, sim_current()->device, 0, &code);
     if (m == NULL) {
         if (a == NULL) {
             sim_handle_settle(h);
@@ -366,7 +453,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsi
     CUresult code = sim_enter(FN_cuIpcOpenMemHandle_v2);
     memory_ticket t;
     memcpy(&t, &handle, sizeof t);
-    if (code == CUDA_SUCCESS && (address == NULL || flags > CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)) {
+    if (code == CUDA_SUCCESS && (address == NULL || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)) {
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS && memcmp(t.name, ticket_name, sizeof t.name) != 0) {

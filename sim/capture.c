@@ -65,6 +65,11 @@ void sim_capture_invalidate_all(int device)
     }
 }
 
+bool sim_capture_is_invalid(const stream *s)
+{
+    return s->capture != NULL && s->capture->invalid;
+}
+
 bool sim_capture_forbids(void)
 {
     int mode = sim_thread()->mode;

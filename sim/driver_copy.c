@@ -140,18 +140,27 @@ CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
         s == NULL ? code : copy_peer("cuMemcpyPeer", s, to, to_context, from, from_context, size));
 }
 
+/* Memory of the host is waited for. */
+static CUresult set_now(const char *call, stream *s, CUdeviceptr to, unsigned value, size_t count,
+                        unsigned width)
+{
+    bool hosts = sim_host_block_at(to) != NULL;
+    CUresult code = sim_set(call, s, to, value, count, width);
+    return hosts ? wait_for(s, code) : code;
+}
+
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count)
 {
     CUresult code;
     stream *s = sim_enter_stream(FN_cuMemsetD8_v2, NULL, &code);
-    return sim_leave(s == NULL ? code : sim_set("cuMemsetD8", s, to, value, count, 1));
+    return sim_leave(s == NULL ? code : set_now("cuMemsetD8", s, to, value, count, 1));
 }
 
 CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t count)
 {
     CUresult code;
     stream *s = sim_enter_stream(FN_cuMemsetD32_v2, NULL, &code);
-    return sim_leave(s == NULL ? code : sim_set("cuMemsetD32", s, to, value, count, 4));
+    return sim_leave(s == NULL ? code : set_now("cuMemsetD32", s, to, value, count, 4));
 }
 
 /* ---- rectangles: row by row -------------------------------------------------------------------- */

@@ -449,6 +449,8 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return sim_leave(code);
 }
 
+enum { ATTRIBUTE_MAX_PERSISTING_CACHE = 108 };
+
 /* From compute capability 9.0 on, a kernel cannot wait for those it launched. */
 static bool has_limit(int limit)
 {
@@ -458,17 +460,33 @@ static bool has_limit(int limit)
            (limit != CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH || major < 9);
 }
 
+static CUresult no_limit(int limit)
+{
+    bool known = limit >= 0 && limit < SIM_LIMITS;
+    return known ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* What may persist in the second-level cache, where nothing else was said: three tenths of the most. */
+static size_t persisting_cache(void)
+{
+    int most = 0;
+    sim_attribute(sim_current()->device, ATTRIBUTE_MAX_PERSISTING_CACHE, &most);
+    return (size_t)most * 3 / 10;
+}
+
 /* Limits are kept and given back; nothing here can run into one. */
 CUresult cuCtxGetLimit(size_t *value, int limit)
 {
     CUresult code = sim_enter(FN_cuCtxGetLimit);
     if (code == CUDA_SUCCESS && (value == NULL || !has_limit(limit))) {
-        code = value == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_UNSUPPORTED_LIMIT;
+        code = value == NULL ? CUDA_ERROR_INVALID_VALUE : no_limit(limit);
     }
     if (code == CUDA_SUCCESS) {
         static const size_t usual[SIM_LIMITS] = {1024, 6 << 20, 8 << 20, 2, 2048, 128, 0};
         const context *c = sim_current();
-        *value = c->limits[limit] != 0 ? c->limits[limit] : usual[limit];
+        *value = c->limits[limit] != 0                        ? c->limits[limit]
+                 : limit == CU_LIMIT_PERSISTING_L2_CACHE_SIZE ? persisting_cache()
+                                                              : usual[limit];
     }
     return sim_leave(code);
 }
@@ -477,13 +495,15 @@ CUresult cuCtxSetLimit(int limit, size_t value)
 {
     CUresult code = sim_enter(FN_cuCtxSetLimit);
     if (code == CUDA_SUCCESS && !has_limit(limit)) {
-        code = CUDA_ERROR_UNSUPPORTED_LIMIT;
+        code = no_limit(limit);
     }
     if (code == CUDA_SUCCESS) {
         sim_current()->limits[limit] = value;
     }
     return sim_leave(code);
 }
+
+enum { CTX_MAP_HOST = 8 };
 
 CUresult cuCtxGetFlags(unsigned *flags)
 {
@@ -492,7 +512,7 @@ CUresult cuCtxGetFlags(unsigned *flags)
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS) {
-        *flags = 0;
+        *flags = CTX_MAP_HOST;
     }
     return sim_leave(code);
 }

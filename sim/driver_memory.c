@@ -313,7 +313,8 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
     return sim_leave(code != CUDA_SUCCESS ? code : sim_alloc(sim_current()->device, size, address));
 }
 
-/* Freeing waits for all work of the context that owns the memory; programs rely on it. */
+/* Freeing waits for all work of the context that owns the memory; programs rely on it. (Only memory
+   of a pool is not waited for.) */
 void sim_wait_for_everything(int device)
 {
     mark *m = sim_mark_context(device, -1);
@@ -330,6 +331,9 @@ CUresult cuMemFree_v2(CUdeviceptr address)
     allocation *a = sim_allocation_at(address);
     if (a == NULL || a->node.start != address || a->opened > 0) {
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
+    }
+    if (a->block != NULL) {
+        return sim_leave(sim_free_block(a));
     }
     sim_wait_for_everything(a->chunk->context);
     a = sim_allocation_at(address); /* the lock was dropped: somebody else may have freed it */
@@ -432,6 +436,33 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdev
 
 enum { LAST_POINTER_ATTRIBUTE = 21 }; /* CUDA 13.0 */
 
+/* Asked for with others, what is not known is 0, and no error: so memory can be asked about that is
+   not CUDA's. That is at its own address for the host, and of its range nothing is said. */
+static void unknown_attribute(CUpointer_attribute attribute, CUdeviceptr address, void *value)
+{
+    bool ours = false;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        pthread_mutex_lock(&sim.mutex);
+        ours = sim_mapping_at(address) != NULL;
+        pthread_mutex_unlock(&sim.mutex);
+        *(CUdeviceptr *)value = ours ? 0 : address;
+        break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *(int *)value = -2; /* CU_DEVICE_INVALID */
+        break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        *(int *)value = 0;
+        break;
+    default:
+        memset(value, 0, sizeof(void *));
+    }
+}
+
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes, void **values,
                                 CUdeviceptr address)
 {
@@ -445,27 +476,24 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes,
     }
     sim_leave(code);
     for (unsigned i = 0; code == CUDA_SUCCESS && i < count; i++) {
-        /* What is not known is 0, and no error: so memory can be asked about that is not CUDA's. */
         if (cuPointerGetAttribute(values[i], attributes[i], address) != CUDA_SUCCESS) {
-            bool narrow = attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ||
-                          attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ||
-                          attributes[i] == CU_POINTER_ATTRIBUTE_MAPPED;
-            memset(values[i], 0, narrow ? sizeof(int) : sizeof(void *));
-            if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
-                *(int *)values[i] = -2; /* CU_DEVICE_INVALID */
-            }
+            unknown_attribute(attributes[i], address, values[i]);
         }
     }
     return code;
 }
 
-/* What an address is a part of: an allocation, or what was mapped at once. */
+/* What an address is a part of: an allocation, what was mapped at once, or pinned memory. */
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
 {
     CUresult code = sim_enter(FN_cuMemGetAddressRange_v2);
     const mapping *m = sim_mapping_at(address);
     const allocation *a = sim_allocation_at(address);
-    const range *whole_range = a != NULL ? &a->node : m != NULL && !m->chunk ? &m->node : NULL;
+    const host_block *b = sim_host_block_at(address);
+    const range *whole_range = a != NULL                ? &a->node
+                               : m != NULL && !m->chunk ? &m->node
+                               : b != NULL              ? &b->node
+                                                        : NULL;
     if (code == CUDA_SUCCESS && whole_range == NULL) {
         code = CUDA_ERROR_NOT_FOUND;
     }
@@ -546,15 +574,17 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned 
     return sim_leave(code);
 }
 
+/* All pinned memory is mapped for the device and for every context; only how it is cached is kept. */
 CUresult cuMemHostGetFlags(unsigned *flags, void *address)
 {
     CUresult code = sim_enter(FN_cuMemHostGetFlags);
     const host_block *b = sim_host_block_at((uint64_t)(uintptr_t)address);
-    if (code == CUDA_SUCCESS && (flags == NULL || b == NULL || b->registered)) {
+    if (code == CUDA_SUCCESS && (flags == NULL || b == NULL)) {
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS) {
-        *flags = b->flags;
+        unsigned combined = b->registered ? 0 : b->flags & CU_MEMHOSTALLOC_WRITECOMBINED;
+        *flags = CU_MEMHOSTALLOC_DEVICEMAP | combined;
     }
     return sim_leave(code);
 }

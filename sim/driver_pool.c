@@ -28,12 +28,13 @@ static pool *current_pool(int device)
     return sim.current_pools[device] != NULL ? sim.current_pools[device] : sim_pool_of(device);
 }
 
+/* `no_device` is the code where there is no such device. */
 static CUresult give_pool(function_id function, CUmemoryPool *out, CUdevice device,
-                          pool *(*which)(int))
+                          pool *(*which)(int), CUresult no_device)
 {
     CUresult code = sim_enter(function);
     if (code == CUDA_SUCCESS && (out == NULL || !is_device(device))) {
-        code = out == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
+        code = out == NULL ? CUDA_ERROR_INVALID_VALUE : no_device;
     }
     if (code == CUDA_SUCCESS) {
         const pool *p = which(device);
@@ -45,12 +46,13 @@ static CUresult give_pool(function_id function, CUmemoryPool *out, CUdevice devi
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device)
 {
-    return give_pool(FN_cuDeviceGetDefaultMemPool, out, device, sim_pool_of);
+    return give_pool(FN_cuDeviceGetDefaultMemPool, out, device, sim_pool_of,
+                     CUDA_ERROR_INVALID_DEVICE);
 }
 
 CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device)
 {
-    return give_pool(FN_cuDeviceGetMemPool, out, device, current_pool);
+    return give_pool(FN_cuDeviceGetMemPool, out, device, current_pool, CUDA_ERROR_INVALID_VALUE);
 }
 
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
@@ -58,7 +60,7 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
     CUresult code = sim_enter(FN_cuDeviceSetMemPool);
     pool *p = pool_get(handle);
     if (code == CUDA_SUCCESS && (!is_device(device) || p == NULL || p->device != device)) {
-        code = is_device(device) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
+        code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS) {
         sim.current_pools[device] = p;
@@ -71,14 +73,14 @@ CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *properties)
     CUresult code = sim_enter(FN_cuMemPoolCreate);
     if (code == CUDA_SUCCESS && (out == NULL || properties == NULL ||
                                  properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
-                                 properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)) {
+                                 properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+                                 !is_device(properties->location.id))) {
         code = CUDA_ERROR_INVALID_VALUE;
     }
-    if (code == CUDA_SUCCESS && !is_device(properties->location.id)) {
-        code = CUDA_ERROR_INVALID_DEVICE;
-    }
-    if (code == CUDA_SUCCESS && properties->handleTypes != 0) {
-        code = CUDA_ERROR_NOT_SUPPORTED; /* pools cannot be exported */
+    if (code == CUDA_SUCCESS && properties->handleTypes != 0) { /* no pool travels here */
+        code = properties->handleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                   ? CUDA_ERROR_NOT_SUPPORTED
+                   : CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS) {
         pool *p = sim_pool_new(properties->location.id);
@@ -209,14 +211,20 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 static CUresult may_access(const pool *p, const CUmemAccessDesc *access)
 {
     int user = access->location.id;
-    bool sensible = access->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                    (access->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE ||
-                     access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    if (!sensible || !is_device(user)) {
-        return sensible ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
+    if (access->flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+        access->flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+        access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (access->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        access->flags == CU_MEM_ACCESS_FLAGS_PROT_READ) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (!is_device(user)) {
+        return CUDA_ERROR_INVALID_DEVICE;
     }
     if (user == p->device) { /* a device's own memory cannot be taken from it */
-        return access->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE ? CUDA_ERROR_INVALID_VALUE
+        return access->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE ? CUDA_ERROR_INVALID_DEVICE
                                                               : CUDA_SUCCESS;
     }
     bool peers = sim.run->cards[user].peer && sim.run->cards[p->device].peer;
@@ -243,12 +251,10 @@ CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool handle, CUmemLocation *loca
 {
     CUresult code = sim_enter(FN_cuMemPoolGetAccess);
     const pool *p = pool_get(handle);
-    if (code == CUDA_SUCCESS && (p == NULL || flags == NULL || location == NULL ||
-                                 location->type != CU_MEM_LOCATION_TYPE_DEVICE)) {
+    if (code == CUDA_SUCCESS &&
+        (p == NULL || flags == NULL || location == NULL ||
+         location->type != CU_MEM_LOCATION_TYPE_DEVICE || !is_device(location->id))) {
         code = CUDA_ERROR_INVALID_VALUE;
-    }
-    if (code == CUDA_SUCCESS && !is_device(location->id)) {
-        code = CUDA_ERROR_INVALID_DEVICE;
     }
     if (code == CUDA_SUCCESS) {
         *flags = p->access[location->id];
@@ -258,10 +264,26 @@ CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool handle, CUmemLocation *loca
 
 /* ---- allocation ------------------------------------------------------------------------------- */
 
+/* Enter a call that does its work on a stream: a node where that captures, and otherwise a call that
+   captures forbid. */
+static stream *enter(function_id function, CUstream handle, CUresult *code)
+{
+    stream *s = sim_enter_stream((int)function, handle, code);
+    if (s != NULL && s->capture == NULL && sim_capture_forbids()) {
+        *code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        return NULL;
+    }
+    return s;
+}
+
 static CUresult allocate(CUdeviceptr *address, size_t size, pool *p, stream *s)
 {
-    if (address == NULL || size == 0 || p == NULL) {
+    if (address == NULL || p == NULL) {
         return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (size == 0) { /* no memory, and no error */
+        *address = 0;
+        return CUDA_SUCCESS;
     }
     if (size > (uint64_t)1 << 46) {
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -272,7 +294,7 @@ static CUresult allocate(CUdeviceptr *address, size_t size, pool *p, stream *s)
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream handle)
 {
     CUresult code;
-    stream *s = sim_enter_stream(FN_cuMemAllocAsync, handle, &code);
+    stream *s = enter(FN_cuMemAllocAsync, handle, &code);
     return sim_leave(s == NULL ? code : allocate(address, size, current_pool(s->device), s));
 }
 
@@ -280,14 +302,14 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool
                                  CUstream handle)
 {
     CUresult code;
-    stream *s = sim_enter_stream(FN_cuMemAllocFromPoolAsync, handle, &code);
+    stream *s = enter(FN_cuMemAllocFromPoolAsync, handle, &code);
     return sim_leave(s == NULL ? code : allocate(address, size, pool_get(pool_handle), s));
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
 {
     CUresult code;
-    stream *s = sim_enter_stream(FN_cuMemFreeAsync, handle, &code);
+    stream *s = enter(FN_cuMemFreeAsync, handle, &code);
     if (s == NULL || address == 0) {
         return sim_leave(code);
     }

@@ -79,7 +79,7 @@ CUresult cuStreamSynchronize(CUstream handle)
     CUresult code;
     stream *s = sim_enter_stream(FN_cuStreamSynchronize, handle, &code);
     if (s != NULL && (code = refuse_capturing(s)) == CUDA_SUCCESS) {
-        mark *m = sim_mark_stream(s, -1);
+        mark *m = sim_mark_own(s);
         sim_mark_wait(m);
         sim_mark_unref(m);
     }
@@ -92,6 +92,8 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *out)
     stream *s = sim_enter_stream(FN_cuStreamGetCtx, handle, &code);
     if (s != NULL && out == NULL) {
         code = CUDA_ERROR_INVALID_VALUE;
+    } else if (s != NULL && sim_capture_is_invalid(s)) {
+        code = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     } else if (s != NULL) {
         *out = (CUcontext)(void *)&sim.contexts[s->device];
     }
@@ -300,7 +302,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
     stream *s = sim_enter_stream(FN_cuEventRecordWithFlags, stream_handle, &code);
     bool outside = s != NULL && flags == CU_EVENT_RECORD_EXTERNAL && s->capture == NULL;
     if (s != NULL && (flags > CU_EVENT_RECORD_EXTERNAL || outside)) {
-        return sim_leave(CUDA_ERROR_INVALID_VALUE);
+        return sim_leave(outside ? CUDA_ERROR_ILLEGAL_STATE : CUDA_ERROR_INVALID_VALUE);
     }
     if (s != NULL && flags == CU_EVENT_RECORD_EXTERNAL && s->capture != NULL) {
         return sim_leave(CUDA_ERROR_NOT_SUPPORTED);

@@ -31,7 +31,7 @@
     X("cuDeviceGetByPCIBusId", 4010, cuDeviceGetByPCIBusId, 100, INIT)                             \
     X("cuDeviceGetDefaultMemPool", 11020, cuDeviceGetDefaultMemPool, 100, INIT)                    \
     X("cuDeviceGetMemPool", 11020, cuDeviceGetMemPool, 100, INIT)                                  \
-    X("cuDeviceSetMemPool", 11020, cuDeviceSetMemPool, 100, INIT)                                  \
+    X("cuDeviceSetMemPool", 11020, cuDeviceSetMemPool, 100, GUARDED)                               \
     X("cuDevicePrimaryCtxRetain", 7000, cuDevicePrimaryCtxRetain, 60, INIT)                        \
     X("cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2, 60, INIT)                  \
     X("cuDevicePrimaryCtxGetState", 7000, cuDevicePrimaryCtxGetState, 60, INIT)                    \
@@ -66,28 +66,28 @@
     X("cuMemImportFromShareableHandle", 10020, cuMemImportFromShareableHandle, 31000, INIT)        \
     X("cuMemAlloc", 3020, cuMemAlloc_v2, 60000, UNSAFE)                                            \
     X("cuMemFree", 3020, cuMemFree_v2, 100000, GUARDED)                                            \
-    X("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2, 200, INIT)                            \
+    X("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2, 200, CTX)                             \
     X("cuIpcGetMemHandle", 4010, cuIpcGetMemHandle, 10000, CTX)                                    \
     X("cuIpcOpenMemHandle", 11000, cuIpcOpenMemHandle_v2, 100000, UNSAFE)                          \
     X("cuIpcCloseMemHandle", 4010, cuIpcCloseMemHandle, 100000, UNSAFE)                            \
     X("cuMemAllocAsync", 11020, cuMemAllocAsync, 1000, INIT)                                       \
     X("cuMemAllocFromPoolAsync", 11020, cuMemAllocFromPoolAsync, 1000, INIT)                       \
     X("cuMemFreeAsync", 11020, cuMemFreeAsync, 800, INIT)                                          \
-    X("cuMemPoolCreate", 11020, cuMemPoolCreate, 10000, INIT)                                      \
-    X("cuMemPoolDestroy", 11020, cuMemPoolDestroy, 50000, INIT)                                    \
-    X("cuMemPoolTrimTo", 11020, cuMemPoolTrimTo, 50000, INIT)                                      \
-    X("cuMemPoolGetAttribute", 11020, cuMemPoolGetAttribute, 100, INIT)                            \
-    X("cuMemPoolSetAttribute", 11020, cuMemPoolSetAttribute, 100, INIT)                            \
-    X("cuMemPoolSetAccess", 11020, cuMemPoolSetAccess, 30000, INIT)                                \
-    X("cuMemPoolGetAccess", 11020, cuMemPoolGetAccess, 100, INIT)                                  \
+    X("cuMemPoolCreate", 11020, cuMemPoolCreate, 10000, GUARDED)                                   \
+    X("cuMemPoolDestroy", 11020, cuMemPoolDestroy, 50000, GUARDED)                                 \
+    X("cuMemPoolTrimTo", 11020, cuMemPoolTrimTo, 50000, GUARDED)                                   \
+    X("cuMemPoolGetAttribute", 11020, cuMemPoolGetAttribute, 100, GUARDED)                         \
+    X("cuMemPoolSetAttribute", 11020, cuMemPoolSetAttribute, 100, GUARDED)                         \
+    X("cuMemPoolSetAccess", 11020, cuMemPoolSetAccess, 30000, GUARDED)                             \
+    X("cuMemPoolGetAccess", 11020, cuMemPoolGetAccess, 100, GUARDED)                               \
     X("cuPointerGetAttribute", 4000, cuPointerGetAttribute, 200, INIT)                             \
     X("cuPointerGetAttributes", 7000, cuPointerGetAttributes, 100, INIT)                           \
     X("cuMemHostAlloc", 2020, cuMemHostAlloc, 50000, UNSAFE)                                       \
     X("cuMemFreeHost", 2000, cuMemFreeHost, 50000, GUARDED)                                        \
     X("cuMemHostRegister", 6050, cuMemHostRegister_v2, 50000, UNSAFE)                              \
     X("cuMemHostUnregister", 4000, cuMemHostUnregister, 50000, GUARDED)                            \
-    X("cuMemHostGetDevicePointer", 3020, cuMemHostGetDevicePointer_v2, 200, INIT)                  \
-    X("cuMemHostGetFlags", 2030, cuMemHostGetFlags, 200, INIT)                                     \
+    X("cuMemHostGetDevicePointer", 3020, cuMemHostGetDevicePointer_v2, 200, CTX)                   \
+    X("cuMemHostGetFlags", 2030, cuMemHostGetFlags, 200, CTX)                                      \
     X("cuMemcpyHtoDAsync", 3020, cuMemcpyHtoDAsync_v2, 1500, INIT)                                 \
     X("cuMemcpyDtoHAsync", 3020, cuMemcpyDtoHAsync_v2, 1500, INIT)                                 \
     X("cuMemcpyDtoDAsync", 3020, cuMemcpyDtoDAsync_v2, 1500, INIT)                                 \
@@ -113,8 +113,8 @@
     X("cuStreamWaitEvent", 3020, cuStreamWaitEvent, 140, INIT)                                     \
     X("cuStreamGetCtx", 9020, cuStreamGetCtx, 20, INIT)                                            \
     X("cuStreamGetPriority", 5050, cuStreamGetPriority, 20, INIT)                                  \
-    X("cuStreamGetFlags", 5050, cuStreamGetFlags, 20, INIT)                                        \
-    X("cuStreamGetId", 12000, cuStreamGetId, 20, INIT)                                             \
+    X("cuStreamGetFlags", 5050, cuStreamGetFlags, 20, GUARDED)                                     \
+    X("cuStreamGetId", 12000, cuStreamGetId, 20, GUARDED)                                          \
     X("cuStreamGetDevice", 12080, cuStreamGetDevice, 20, INIT)                                     \
     X("cuStreamWaitValue32", 11070, cuStreamWaitValue32_v2, 1000, INIT)                            \
     X("cuStreamWriteValue32", 11070, cuStreamWriteValue32_v2, 1000, INIT)                          \

@@ -250,6 +250,8 @@ CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle)
     return sim_leave(code);
 }
 
+enum { USE_NODE_PRIORITY = 8 }; /* forgotten by the driver */
+
 CUresult cuGraphExecGetFlags(CUgraphExec handle, unsigned long long *flags)
 {
     CUresult code = sim_enter(FN_cuGraphExecGetFlags);
@@ -258,7 +260,7 @@ CUresult cuGraphExecGetFlags(CUgraphExec handle, unsigned long long *flags)
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS) {
-        *flags = g->flags;
+        *flags = g->flags & ~(unsigned long long)USE_NODE_PRIORITY;
     }
     return sim_leave(code);
 }
@@ -290,13 +292,14 @@ CUresult cuGraphDestroy(CUgraph handle)
 /* ---- what is in a graph ----------------------------------------------------------------------- */
 
 /* All nodes, or (roots) those that depend on none. As the driver does: with `nodes` NULL *count
-   becomes how many there are; else up to *count are given, and the rest of the room is zeroed. */
+   becomes how many there are; else up to *count (not 0) are given, and the rest of the room is
+   zeroed. */
 static CUresult list_nodes(function_id function, CUgraph handle, CUgraphNode *nodes, size_t *count,
                            bool roots)
 {
     CUresult code = sim_enter(function);
     const graph *g = graph_get(handle, false);
-    if (code == CUDA_SUCCESS && (g == NULL || count == NULL)) {
+    if (code == CUDA_SUCCESS && (g == NULL || count == NULL || (nodes != NULL && *count == 0))) {
         code = CUDA_ERROR_INVALID_VALUE;
     }
     size_t found = 0;

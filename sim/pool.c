@@ -12,9 +12,11 @@
  * The wait at OVER costs no time; it is there because order is not time (sim.h), and what the new
  * owner does must come after what the old one did.
  *
- *    chunk  [ block | free, mark | block | free .............. ]
+ *    chunk  [ block | free, mark | block | free .............. ] addresses that follow
  *
- * Neighbours that are free become one, whose mark is both marks. Chunks that are free as a whole go
+ * Neighbours that are free become one, whose mark is both marks. A pool that grows takes up a chunk
+ * that ends with free memory, as long as addresses follow there, and then a block may lie in several
+ * mappings; else it gets a new chunk. Chunks that are free as a whole, and last mappings that are, go
  * back to the card when the host waits for something and the pool holds more than its threshold.
  */
 #include <stdlib.h>
@@ -25,9 +27,11 @@
 
 enum { UNIT = 512 };
 #define CHUNK ((uint64_t)32 << 20) /* a pool grows by this at least, while the card has it */
+#define ROOM ((uint64_t)4 << 30)   /* addresses that follow a new chunk */
 
 struct pool_block {
     uint64_t start, size;
+    uint64_t asked; /* in use: what the program asked for, to the byte */
     bool free;
     mark *freed; /* NULL: never in use, or known to be over */
     pool_chunk *chunk;
@@ -97,6 +101,20 @@ static void clear_mark(pool_block *b)
     }
 }
 
+static uint64_t bytes_of(const pool_chunk *c)
+{
+    return sim_chunk_last(c->mapping)->node.end - c->mapping->node.start;
+}
+
+static pool_block *last_block(const pool_chunk *c)
+{
+    pool_block *b = c->blocks;
+    while (b->next != NULL) {
+        b = b->next;
+    }
+    return b;
+}
+
 static void drop_chunk(pool_chunk *c)
 {
     pool *p = c->pool;
@@ -111,13 +129,49 @@ static void drop_chunk(pool_chunk *c)
         clear_mark(b);
         free(b);
     }
-    p->reserved -= c->mapping->node.end - c->mapping->node.start;
+    p->reserved -= bytes_of(c);
     sim_chunk_free(c->mapping);
     free(c);
 }
 
-static CUresult grow(pool *p, uint64_t size)
+typedef enum level { READY, OVER, LATER, NEVER } level;
+
+static level level_of(const pool_block *b, const stream *s);
+
+static void count_reserved(pool *p, uint64_t bytes)
 {
+    p->reserved += bytes;
+    p->reserved_high = p->reserved > p->reserved_high ? p->reserved : p->reserved_high;
+}
+
+/* The chunk with the most free memory at its end, which the stream may have as it is, takes as much
+   as is missing. */
+static bool grow_chunk(pool *p, uint64_t size, const stream *s)
+{
+    pool_chunk *best = NULL;
+    uint64_t there = 0;
+    for (pool_chunk *c = p->chunks; c != NULL; c = c->next) {
+        const pool_block *b = last_block(c);
+        if (b->free && b->size > there && level_of(b, s) == READY) {
+            best = c;
+            there = b->size;
+        }
+    }
+    uint64_t missing = size > there ? (size - there + CHUNK - 1) / CHUNK * CHUNK : 0;
+    if (best == NULL || missing == 0 || (p->most != 0 && p->reserved + missing > p->most) ||
+        !sim_chunk_extend(best->mapping, missing)) {
+        return false;
+    }
+    last_block(best)->size += missing;
+    count_reserved(p, missing);
+    return true;
+}
+
+static CUresult grow(pool *p, uint64_t size, const stream *s)
+{
+    if (grow_chunk(p, size, s)) {
+        return CUDA_SUCCESS;
+    }
     uint64_t least = (size + SIM_GRANULARITY - 1) / SIM_GRANULARITY * SIM_GRANULARITY;
     uint64_t wanted = (size + CHUNK - 1) / CHUNK * CHUNK;
     if (p->most != 0 && p->reserved + wanted > p->most) {
@@ -129,9 +183,9 @@ static CUresult grow(pool *p, uint64_t size)
     pool_chunk *c = calloc(1, sizeof *c);
     pool_block *b = calloc(1, sizeof *b);
     CUresult code = CUDA_ERROR_OUT_OF_MEMORY;
-    mapping *m = c == NULL || b == NULL ? NULL : sim_chunk_new(p->device, wanted, &code);
+    mapping *m = c == NULL || b == NULL ? NULL : sim_chunk_new(p->device, wanted, ROOM, &code);
     if (m == NULL && c != NULL && b != NULL && wanted > least) {
-        m = sim_chunk_new(p->device, least, &code);
+        m = sim_chunk_new(p->device, least, ROOM, &code);
     }
     if (m == NULL) {
         free(c);
@@ -144,8 +198,7 @@ static CUresult grow(pool *p, uint64_t size)
     *b = (pool_block){.start = m->node.start, .size = bytes, .free = true, .chunk = c};
     *c = (pool_chunk){.mapping = m, .pool = p, .blocks = b, .next = p->chunks};
     p->chunks = c;
-    p->reserved += bytes;
-    p->reserved_high = p->reserved > p->reserved_high ? p->reserved : p->reserved_high;
+    count_reserved(p, bytes);
     return CUDA_SUCCESS;
 }
 
@@ -180,7 +233,7 @@ void sim_pool_take_back(pool_block *b, mark *freed)
     pool *p = b->chunk->pool;
     b->free = true;
     b->freed = freed;
-    p->used -= b->size;
+    p->used -= b->asked;
     merge_with_next(b);
     if (b->previous != NULL) {
         merge_with_next(b->previous);
@@ -200,15 +253,10 @@ static bool covers(const vclock *clock, const vclock *order)
     return true;
 }
 
-/* Free as a whole, and what was done there is over; then it has had its effect as well. */
-static bool chunk_is_over(pool_chunk *c)
+/* What was done there is over; then it has had its effect as well. */
+static bool block_is_over(const pool_block *b)
 {
-    for (pool_block *b = c->blocks; b != NULL; b = b->next) {
-        merge_with_next(b);
-    }
-    const pool_block *b = c->blocks;
-    if (b == NULL || b->next != NULL || !b->free ||
-        (b->freed != NULL && !sim_mark_reached(b->freed))) {
+    if (!b->free || (b->freed != NULL && !sim_mark_reached(b->freed))) {
         return false;
     }
     bool ran = true;
@@ -218,13 +266,42 @@ static bool chunk_is_over(pool_chunk *c)
     return ran;
 }
 
+/* The chunk's last mapping goes, where nothing but (a part of) its last block is in it. */
+static bool drop_last(pool_chunk *c, uint64_t keep)
+{
+    pool *p = c->pool;
+    pool_block *b = last_block(c);
+    const mapping *last = sim_chunk_last(c->mapping);
+    uint64_t bytes = last->node.end - last->node.start;
+    if (last == c->mapping || last->node.start < b->start || p->reserved < keep + bytes ||
+        !block_is_over(b)) {
+        return false;
+    }
+    sim_chunk_drop_last(c->mapping);
+    p->reserved -= bytes;
+    b->size -= bytes;
+    if (b->size == 0) { /* not the first: the first mapping is still there */
+        b->previous->next = NULL;
+        clear_mark(b);
+        free(b);
+    }
+    return true;
+}
+
 void sim_pool_trim(pool *p, uint64_t keep)
 {
     for (pool_chunk *c = p->chunks, *next; c != NULL; c = next) {
         next = c->next;
-        uint64_t bytes = c->mapping->node.end - c->mapping->node.start;
-        if (p->reserved >= keep + bytes && chunk_is_over(c)) {
+        for (pool_block *b = c->blocks; b != NULL; b = b->next) {
+            merge_with_next(b);
+        }
+        const pool_block *first = c->blocks;
+        bool one = first != NULL && first->next == NULL;
+        if (one && p->reserved >= keep + bytes_of(c) && block_is_over(first)) {
             drop_chunk(c);
+            continue;
+        }
+        while (drop_last(c, keep)) {
         }
     }
 }
@@ -242,6 +319,7 @@ static void end_if_over(pool *p)
 
 void sim_pools_release(void)
 {
+    sim_leaving_release();
     for (pool *p = pools, *next; p != NULL; p = next) {
         next = p->next;
         if (p->dead) {
@@ -250,12 +328,9 @@ void sim_pools_release(void)
             sim_pool_trim(p, p->threshold);
         }
     }
-    sim_leaving_release();
 }
 
 /* ---- allocation ------------------------------------------------------------------------------- */
-
-typedef enum level { READY, OVER, LATER, NEVER } level;
 
 static level level_of(const pool_block *b, const stream *s)
 {
@@ -297,7 +372,7 @@ static pool_block *find_block(const pool *p, uint64_t size, const stream *s, lev
 static pool_block *find_or_grow(pool *p, uint64_t size, stream *s, CUresult *code)
 {
     pool_block *b = find_block(p, size, s, OVER);
-    if (b != NULL || (*code = grow(p, size)) == CUDA_SUCCESS) {
+    if (b != NULL || (*code = grow(p, size, s)) == CUDA_SUCCESS) {
         return b != NULL ? b : find_block(p, size, s, READY);
     }
     for (pool *other = pools; other != NULL; other = other->next) {
@@ -305,7 +380,7 @@ static pool_block *find_or_grow(pool *p, uint64_t size, stream *s, CUresult *cod
             sim_pool_trim(other, 0);
         }
     }
-    if ((*code = grow(p, size)) == CUDA_SUCCESS) {
+    if ((*code = grow(p, size, s)) == CUDA_SUCCESS) {
         return find_block(p, size, s, READY);
     }
     return find_block(p, size, s, LATER);
@@ -359,7 +434,8 @@ CUresult sim_pool_alloc(pool *p, uint64_t bytes, stream *s, CUdeviceptr *address
     }
     clear_mark(b);
     b->free = false;
-    p->used += size;
+    b->asked = bytes;
+    p->used += bytes;
     p->used_high = p->used > p->used_high ? p->used : p->used_high;
     a->chunk = b->chunk->mapping;
     a->block = b;
@@ -407,7 +483,10 @@ void sim_pool_set_access(pool *p, int device, int flags)
 {
     p->access[device] = (uint8_t)flags;
     for (pool_chunk *c = p->chunks; c != NULL; c = c->next) {
-        c->mapping->access[device] = (uint8_t)flags;
+        uint64_t end = sim_chunk_last(c->mapping)->node.end;
+        for (uint64_t at = c->mapping->node.start; at < end; at = sim_mapping_at(at)->node.end) {
+            sim_mapping_at(at)->access[device] = (uint8_t)flags;
+        }
     }
 }
 

@@ -65,13 +65,18 @@ void sim_mark_refresh(mark *m)
 {
     if (m->foreign && m->pending > 0) {
         const shared_event *e = &sim.run->events[m->shared];
-        if (__atomic_load_n(&e->settled, __ATOMIC_ACQUIRE) < m->shared_record) {
-            sim_shared_event_look(m->shared);
-        }
         if (__atomic_load_n(&e->settled, __ATOMIC_ACQUIRE) >= m->shared_record) {
             m->end = e->end;
             m->pending = 0;
         }
+    }
+}
+
+void sim_mark_give_up(mark *m)
+{
+    if (m->foreign && m->pending > 0 && sim_shared_event_lost(m->shared, m->shared_record)) {
+        m->end = later(m->end, sim_now());
+        m->pending = 0;
     }
 }
 
@@ -99,6 +104,7 @@ static bool settle_entry(stream *s, work *w)
         break;
     case ENTRY_WAIT:
         sim_mark_refresh(w->mark);
+        sim_mark_give_up(w->mark);
         if (w->mark->pending > 0) {
             return false;
         }
@@ -233,11 +239,10 @@ void sim_observe(const vclock *order)
     }
 }
 
-/* Does the one wait for the other, one of them being the legacy default stream? */
+/* The legacy default stream is idle when all blocking streams are. */
 static bool joined(const stream *s, const stream *other)
 {
-    return other->device == s->device && !s->non_blocking && !other->non_blocking &&
-           (s->is_default || other->is_default);
+    return s->is_default && other->device == s->device && !other->non_blocking;
 }
 
 bool sim_stream_idle(stream *s)

@@ -143,12 +143,11 @@ static void bury(int process)
         shared_event *e = &sim.run->events[i];
         if (e->owner == sim.run->processes[process].pid) {
             e->users -= e->users > 0;
-            e->owner = -1; /* nobody's; others may still hold it, and must not wait for ever */
-            __atomic_store_n(&e->settled, e->recorded, __ATOMIC_RELEASE);
+            e->owner = -1; /* nobody's; others may still hold it */
         }
-        if (e->recorder == process + 1) { /* its work is gone with it, and so counts as over */
+        if (e->recorder == process + 1) { /* its work is gone with it, and will never be over */
             e->recorder = 0;
-            __atomic_store_n(&e->settled, e->recorded, __ATOMIC_RELEASE);
+            e->lost = e->recorded;
         }
     }
     memset(&sim.run->processes[process], 0, sizeof(shared_process));
@@ -384,20 +383,20 @@ uint64_t sim_shared_event_record(int index)
 }
 
 /* Whoever waits for it asks again and again, and looking at a process costs a file: now and then. */
-void sim_shared_event_look(int index)
+bool sim_shared_event_lost(int index, uint64_t record_number)
 {
     static uint64_t last; /* under sim.mutex */
     uint64_t now = monotonic();
-    if (now - last < 1000000) {
-        return;
-    }
-    last = now;
     sim_run_lock();
-    int recorder = sim.run->events[index].recorder - 1;
-    if (recorder >= 0 && recorder != sim.process && is_dead(recorder)) {
-        bury(recorder);
+    for (int i = 0; now - last >= 1000000 && i < SIM_MAX_PROCESSES; i++) {
+        if (i != sim.process && is_dead(i)) {
+            bury(i);
+        }
     }
+    last = now - last >= 1000000 ? now : last;
+    bool lost = sim.run->events[index].lost >= record_number;
     sim_run_unlock();
+    return lost;
 }
 
 uint64_t sim_shared_event_recorded(int index)

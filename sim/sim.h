@@ -77,6 +77,7 @@ typedef struct shared_event {
     uint64_t recorded; /* how often it was recorded */
     uint64_t settled;  /* the last record whose end is known */
     uint64_t end;      /* its end */
+    uint64_t lost;     /* the last record whose process died before it was over */
     int recorder;      /* process that recorded it last, by its index + 1; 0: nobody alive */
 } shared_event;
 
@@ -116,7 +117,8 @@ bool sim_shared_event_hold(int index);                           /* false: no su
 void sim_shared_event_release(int index);
 uint64_t sim_shared_event_record(int index); /* the number of the new record */
 uint64_t sim_shared_event_recorded(int index);
-void sim_shared_event_look(int index); /* is whoever recorded it still alive? */
+/* Is this record of a process that died before it was over? */
+bool sim_shared_event_lost(int index, uint64_t record_number);
 
 /* ---- history.c: who touched what -------------------------------------------------------------*/
 
@@ -249,11 +251,16 @@ typedef struct stream stream;
 
 /* ---- alloc.c, pool.c -------------------------------------------------------------------------- */
 
-mapping *sim_chunk_new(int device, uint64_t size, CUresult *code); /* NULL: *code says why */
-void sim_chunk_free(mapping *m);
+/* With addresses behind it for `room` bytes more, if they are to be had. NULL: *code says why. */
+mapping *sim_chunk_new(int device, uint64_t size, uint64_t room, CUresult *code);
+bool sim_chunk_extend(const mapping *first, uint64_t size); /* by a mapping behind its last */
+mapping *sim_chunk_last(const mapping *first);              /* of its mappings */
+void sim_chunk_drop_last(mapping *first);                   /* there must be several */
+void sim_chunk_free(mapping *first);
 CUresult sim_alloc(int device, uint64_t size, CUdeviceptr *address);
 void sim_allocation_leave(const allocation *a, const char *call);
 void sim_free(allocation *a);
+CUresult sim_free_block(allocation *a);            /* of a pool, in no stream's order */
 CUresult sim_free_later(allocation *a, stream *s); /* of cuMemAlloc, in the stream's order */
 void sim_leaving_release(void);                    /* what was freed so, as far as it is over */
 void sim_leaving_reset(void);
@@ -411,7 +418,8 @@ void sim_queue(stream *s, work *w); /* takes the reference */
 void sim_catch_up(stream *s);
 bool sim_observed(const work *w);
 
-mark *sim_mark_stream(stream *s, int shared);   /* shared: index of a travelling event, or -1 */
+mark *sim_mark_stream(stream *s, int shared); /* shared: index of a travelling event, or -1 */
+mark *sim_mark_own(stream *s); /* of what the host waits for when it waits for the stream */
 mark *sim_mark_context(int device, int shared); /* as sim_mark_stream */
 void sim_mark_ref(mark *m);
 void sim_mark_unref(mark *m);
@@ -427,6 +435,7 @@ mark *sim_mark_both(const mark *a, const mark *b);
 bool sim_settle_stream(stream *s); /* true: something settled */
 void sim_settle(void);             /* all streams, as far as it goes */
 void sim_mark_refresh(mark *m);
+void sim_mark_give_up(mark *m); /* for those who wait: what died with its process counts as over */
 void sim_mark_reach(mark *m, uint64_t end);          /* by one stream */
 bool sim_run(uint32_t slot, uint64_t sequence);      /* false: a host function is in the way */
 void sim_wait_run(uint32_t slot, uint64_t sequence); /* waits for it; drops the lock meanwhile */
@@ -469,6 +478,7 @@ CUresult sim_capture_add(stream *s, work *w); /* takes the reference */
 CUresult sim_capture_record(stream *s, event *e);
 CUresult sim_capture_wait(stream *s, event *e);
 void sim_capture_invalidate(capture *c);
+bool sim_capture_is_invalid(const stream *s);
 void sim_capture_invalidate_all(int device);
 bool sim_capture_any(int device);
 void sim_capture_event_gone(event *e);
@@ -561,7 +571,8 @@ typedef struct simulator {
     memory_object *objects; /* those with a history */
     uint64_t pieces, sweep_at;
     uint64_t calls_taking; /* calls that took memory away, so far */
-    uint64_t frames, frame_bytes, mapped_bytes, reserved_bytes, handles, chunks, works;
+    uint64_t frames, frame_bytes, mapped_bytes, reserved_bytes, handles, works;
+    uint64_t chunks, chunk_mappings;
     uint64_t streams_alive;
     int next_stream_number;
     bool helper_running;

@@ -300,9 +300,31 @@ void sim_mark_unref(mark *m)
     }
 }
 
+/*
+ * A blocking stream does not wait for the default stream before it has something to do, and is idle
+ * until then. A record there is not over before the default stream's work is, all the same.
+ */
+static void record_with_default(stream *s, mark *m)
+{
+    m->pending = 1; /* not reached before both have it */
+    for (uint32_t i = 0; i < sim.slots; i++) {
+        stream *other = sim.streams[i];
+        if (other->is_default && other->device == s->device && !other->dead &&
+            other->sequence > sim_vclock_get(&s->order, other->slot)) {
+            record(other, m);
+        }
+    }
+    record(s, m);
+    sim_mark_reach(m, sim_now());
+}
+
 mark *sim_mark_stream(stream *s, int shared)
 {
     mark *m = mark_new();
+    if (shared < 0 && !s->is_default && !s->non_blocking) {
+        record_with_default(s, m);
+        return m;
+    }
     join_default(s);
     if (shared >= 0) {
         /* Another process may look at any time, and cannot make our works have their effect. */
@@ -311,6 +333,16 @@ mark *sim_mark_stream(stream *s, int shared)
         know_the_host(s);
         run_before(s);
         sim_helper_start();
+    }
+    record(s, m);
+    return m;
+}
+
+mark *sim_mark_own(stream *s)
+{
+    mark *m = mark_new();
+    if (s->is_default) {
+        join_default(s);
     }
     record(s, m);
     return m;
@@ -396,6 +428,7 @@ void sim_mark_wait(mark *m)
     m->refs++;
     while (!sim_mark_reached(m)) {
         if (m->pending > 0) { /* for something no model can foresee */
+            sim_mark_give_up(m);
             pthread_mutex_unlock(&sim.mutex);
             nanosleep(&(struct timespec){0, 20000}, NULL);
             pthread_mutex_lock(&sim.mutex);

@@ -366,7 +366,7 @@ void ebbsim_census_take(ebbsim_census *census)
     c.handles = sim.handles;
     c.frames = sim.frames;
     c.frame_bytes = sim.frame_bytes;
-    c.mappings = sim.mappings.count - sim.chunks;
+    c.mappings = sim.mappings.count - sim.chunk_mappings;
     c.mapped_bytes = sim.mapped_bytes;
     c.allocations = sim.allocations.count;
     c.host_blocks = sim.host_blocks.count;

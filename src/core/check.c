@@ -178,14 +178,13 @@ static void check_frames_locked(const ebb__device *device, const sums *sum, repo
 
 ebb_status ebb_check(ebb_device handle, char *detail, size_t length)
 {
+    ebb__scope scope;
     ebb_status status;
-    ebb__device *device = ebb__device_find(handle, &status);
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);
     if (!device)
         return status;
     report whole = {.detail = detail, .length = length}, *r = &whole;
     sums sum = {{0}, {0}, 0};
-    ebb__scope scope;
-    ebb__enter(device, &scope);
     uint64_t vbars = 0;
     for (uint32_t i = 0; i < device->vbar_high && !r->broken; i++) {
         const ebb__vbar *vbar = ebb__vbar_number(device, i);

@@ -22,6 +22,7 @@ static atomic_int table_ready; /* 0 untouched, 1 being made, 2 ready */
 /* In a child, every device that was open is its parent's: handles of it lead nowhere. */
 static void forget_after_fork(void)
 {
+    ebb__os_mutex_init(&table_lock); /* a thread that held it is not in this process */
     for (uint32_t i = 0; i < EBB__DEVICES; i++) {
         ebb__device *device = &ebb__devices[i];
         if (!atomic_load(&device->id))
@@ -71,11 +72,19 @@ EBB__UNCHECKED void ebb__enter(ebb__device *device, ebb__scope *scope)
 {
     const ebb__driver *driver = &device->driver;
     ebb__os_lock(&device->mu);
-    /* A device that was closed meanwhile has no driver: the caller looks at the id again. */
-    scope->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    scope->relaxed =
-        driver->library && driver->cuThreadExchangeStreamCaptureMode(&scope->mode) == CUDA_SUCCESS;
-    scope->pushed = driver->library && driver->cuCtxPushCurrent(device->context) == CUDA_SUCCESS;
+    *scope = (ebb__scope){.mode = CU_STREAM_CAPTURE_MODE_RELAXED};
+    if (!driver->library)
+        return; /* closed meanwhile: the caller looks at the id again */
+    CUresult code = driver->cuThreadExchangeStreamCaptureMode(&scope->mode);
+    scope->relaxed = code == CUDA_SUCCESS;
+    if (!scope->relaxed) {
+        ebb__failed_locked(device, "cuThreadExchangeStreamCaptureMode", code);
+        return;
+    }
+    code = driver->cuCtxPushCurrent(device->context);
+    scope->pushed = scope->ready = code == CUDA_SUCCESS;
+    if (!scope->pushed)
+        ebb__failed_locked(device, "cuCtxPushCurrent", code);
 }
 
 /* Give the thread back what it had. */
@@ -110,6 +119,21 @@ void ebb__await(ebb__device *device)
     ebb__os_wait(&device->changed, &device->mu);
 }
 
+EBB__UNCHECKED ebb__device *ebb__device_enter(ebb_device handle, ebb__scope *scope,
+                                              ebb_status *status)
+{
+    ebb__device *device = ebb__device_find(handle, status);
+    if (!device)
+        return NULL;
+    ebb__enter(device, scope);
+    bool there = atomic_load(&device->id) == handle.id;
+    if (there && scope->ready)
+        return device;
+    ebb__leave(device, scope);
+    *status = there ? EBB_DRIVER_FAILED : EBB_GONE;
+    return NULL;
+}
+
 ebb_status ebb__failed_locked(ebb__device *device, const char *call, CUresult code)
 {
     return ebb__driver_failed(&device->driver, call, code, device->failure, sizeof device->failure);
@@ -117,7 +141,7 @@ ebb_status ebb__failed_locked(ebb__device *device, const char *call, CUresult co
 
 /* ---- opening ------------------------------------------------------------------------------------ */
 
-/* Everything after the driver is there. What it leaves on failure, undo() takes away. */
+/* Everything after the driver is there. The context comes last: a failure leaves nothing. */
 static ebb_status start_locked(ebb__device *device) EBB__LOCKED
 {
     const ebb__driver *driver = &device->driver;
@@ -140,21 +164,23 @@ static ebb_status start_locked(ebb__device *device) EBB__LOCKED
     return EBB_OK;
 }
 
-static void forget_locked(ebb__device *device) EBB__LOCKED
+static void set_limit_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
 {
-    if (device->context)
-        device->driver.cuDevicePrimaryCtxRelease(device->ordinal);
-    device->context = NULL;
-    ebb__driver_close(&device->driver);
+    device->limit = bytes == EBB_DEFAULT ? device->total : bytes;
+}
+
+static void set_headroom_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
+{
+    enum { MOST_HEADROOM = 128 << 20, SHARE = 64 };
+    uint64_t share = device->total / SHARE;
+    share = share < MOST_HEADROOM ? share : MOST_HEADROOM;
+    device->headroom = bytes == EBB_DEFAULT ? share : bytes;
 }
 
 static void set_numbers_locked(ebb__device *device, const ebb_device_options *options) EBB__LOCKED
 {
-    enum { MOST_HEADROOM = 128 << 20, SHARE = 64 };
-    uint64_t headroom = device->total / SHARE;
-    headroom = headroom < MOST_HEADROOM ? headroom : MOST_HEADROOM;
-    device->limit = options->limit == EBB_DEFAULT ? device->total : options->limit;
-    device->headroom = options->headroom == EBB_DEFAULT ? headroom : options->headroom;
+    set_limit_locked(device, options->limit);
+    set_headroom_locked(device, options->headroom);
     device->failure[0] = '\0';
     device->vbar_free = UINT32_MAX;
     for (uint32_t i = 0; i < device->vbar_high; i++) {
@@ -196,7 +222,7 @@ static ebb_status open_place(ebb__device *device, const ebb__driver *driver,
     ebb_status status = start_locked(device);
     if (status != EBB_OK) {
         ebb__detail(detail, length, "%s", device->failure);
-        forget_locked(device);
+        ebb__driver_close(&device->driver);
     } else {
         set_numbers_locked(device, options);
         device->opens = 1;
@@ -206,6 +232,15 @@ static ebb_status open_place(ebb__device *device, const ebb__driver *driver,
     }
     ebb__drop(device);
     return status;
+}
+
+/* Is this a fork of a process that had a device open? The driver does not survive that. */
+static bool forked(void)
+{
+    for (uint32_t i = 0; i < EBB__DEVICES; i++)
+        if (atomic_load(&ebb__devices[i].forked))
+            return true;
+    return false;
 }
 
 ebb_status ebb_device_open(const ebb_device_options *options, ebb_device *handle, char *detail,
@@ -219,6 +254,11 @@ ebb_status ebb_device_open(const ebb_device_options *options, ebb_device *handle
     ebb__driver driver;
     if (status == EBB_OK)
         status = ebb__driver_open(&driver, options->library, found.detail, sizeof found.detail);
+    if (status == EBB_DRIVER_FAILED && forked()) {
+        ebb__detail(detail, length, "this process was forked after a GPU had been opened: %s",
+                    found.detail);
+        return EBB_FORKED;
+    }
     if (status != EBB_OK) {
         ebb__detail(detail, length, "%s", found.detail);
         return status;
@@ -249,6 +289,8 @@ ebb_status ebb_device_open(const ebb_device_options *options, ebb_device *handle
 static ebb_status destroy_all_locked(ebb__device *device) EBB__LOCKED
 {
     /* First whether it can be done at all, so that a refusal has changed nothing. */
+    if (device->busy)
+        return EBB_BUSY;
     for (uint32_t i = 0; i < device->vbar_high; i++) {
         const ebb__vbar *vbar = ebb__vbar_number(device, i);
         uint64_t hits, resident, pinned, held;
@@ -266,6 +308,19 @@ static ebb_status destroy_all_locked(ebb__device *device) EBB__LOCKED
         if (status != EBB_OK)
             return status;
     }
+    /* The lock was dropped where a fence was waited for, and another may have been made. */
+    return device->vbar_count ? EBB_BUSY : EBB_OK;
+}
+
+/* The last step, after which there is no device. */
+static ebb_status forget_locked(ebb__device *device) EBB__LOCKED
+{
+    CUresult code = device->driver.cuDevicePrimaryCtxRelease(device->ordinal);
+    if (code != CUDA_SUCCESS)
+        return ebb__failed_locked(device, "cuDevicePrimaryCtxRelease", code);
+    device->context = NULL;
+    atomic_store(&device->id, 0);
+    ebb__driver_close(&device->driver);
     return EBB_OK;
 }
 
@@ -283,20 +338,16 @@ ebb_status ebb_device_close(ebb_device handle)
     } else {
         ebb__scope scope;
         ebb__enter(device, &scope);
-        status = destroy_all_locked(device);
-        if (status == EBB_OK) {
-            ebb__frames_close_locked(device);
-            ebb__fence_close_locked(device);
-            atomic_store(&device->id, 0);
-        }
-        if (status == EBB_OK) {
-            /* The thread's own state first, while there is a driver to restore it with. */
-            restore(device, &scope);
-            forget_locked(device);
-            ebb__drop(device);
-        } else {
-            ebb__leave(device, &scope);
-        }
+        status = scope.ready ? destroy_all_locked(device) : EBB_DRIVER_FAILED;
+        if (status == EBB_OK)
+            status = ebb__frames_close_locked(device);
+        if (status == EBB_OK)
+            status = ebb__fence_close_locked(device);
+        /* The thread's own state first, while there is a driver to restore it with. */
+        restore(device, &scope);
+        if (status == EBB_OK)
+            status = forget_locked(device);
+        ebb__drop(device);
     }
     ebb__os_unlock(&table_lock);
     return status;
@@ -304,31 +355,17 @@ ebb_status ebb_device_close(ebb_device handle)
 
 /* ---- settings ----------------------------------------------------------------------------------- */
 
-/* Find a device and take its lock: NULL, and *status says why. */
-EBB__TRIES static ebb__device *enter(ebb_device handle, ebb__scope *scope, ebb_status *status)
-{
-    ebb__device *device = ebb__device_find(handle, status);
-    if (!device)
-        return NULL;
-    ebb__enter(device, scope);
-    if (atomic_load(&device->id) == handle.id)
-        return device;
-    ebb__leave(device, scope);
-    *status = EBB_GONE;
-    return NULL;
-}
-
 #define WITH_DEVICE(handle)                                                                        \
     ebb__scope scope;                                                                              \
     ebb_status status;                                                                             \
-    ebb__device *device = enter(handle, &scope, &status);                                          \
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);                              \
     if (!device)                                                                                   \
     return status
 
 ebb_status ebb_device_set_limit(ebb_device handle, uint64_t bytes)
 {
     WITH_DEVICE(handle);
-    device->limit = bytes == EBB_DEFAULT ? device->total : bytes;
+    set_limit_locked(device, bytes);
     if (!ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT, true, true))
         status = EBB_BUSY;
     ebb__leave(device, &scope);
@@ -338,7 +375,7 @@ ebb_status ebb_device_set_limit(ebb_device handle, uint64_t bytes)
 ebb_status ebb_device_set_headroom(ebb_device handle, uint64_t bytes)
 {
     WITH_DEVICE(handle);
-    device->headroom = bytes;
+    set_headroom_locked(device, bytes);
     ebb__leave(device, &scope);
     return status;
 }
@@ -360,15 +397,25 @@ ebb_status ebb_device_keep_stream(ebb_device handle, ebb_stream stream)
     if (stream == CU_STREAM_PER_THREAD)
         return EBB_INVALID;
     WITH_DEVICE(handle);
+    device->busy++;
     status = ebb__stream_keep_locked(device, stream);
+    device->busy--;
     ebb__leave(device, &scope);
     return status;
 }
 
 ebb_status ebb_device_failure(ebb_device handle, char *detail, size_t length)
 {
-    WITH_DEVICE(handle);
-    ebb__detail(detail, length, "%s", device->failure);
-    ebb__leave(device, &scope);
+    ebb_status status;
+    ebb__device *device = ebb__device_find(handle, &status);
+    if (!device)
+        return status;
+    /* Without the driver: it may be the driver that is broken. */
+    ebb__retake(device);
+    if (atomic_load(&device->id) == handle.id)
+        ebb__detail(detail, length, "%s", device->failure);
+    else
+        status = EBB_GONE;
+    ebb__drop(device);
     return status;
 }

@@ -20,11 +20,12 @@
  * the capture: such a fence is unknown for the time being.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "internal.h"
 
 _Static_assert(EBB__STREAM_HASH == 1 << 12, "as many places as the hash has values");
+
+static bool poll_locked(ebb__device *device, ebb__stream *stream) EBB__LOCKED;
 
 /*
  * A slot to use again: of a stream that made no promise and of which everything has passed. Its old
@@ -35,8 +36,10 @@ static unsigned recycle_slot_locked(ebb__device *device) EBB__LOCKED
 {
     for (unsigned slot = EBB__CONTEXT_SLOT + 1; slot < EBB__STREAMS; slot++) {
         ebb__stream *s = &device->streams[slot];
-        bool over = s->passed + 1 == atomic_load(&s->epoch);
-        if (s->used && !atomic_load(&s->lasting) && !s->mark_count && over) {
+        if (!s->used || atomic_load(&s->lasting))
+            continue;
+        poll_locked(device, s); /* nobody else may ever ask what became of it */
+        if (!s->mark_count && s->passed + 1 == atomic_load(&s->epoch)) {
             s->used = false;
             atomic_store(&s->handle, NULL);
             return slot;
@@ -130,14 +133,18 @@ static void event_put_locked(ebb__device *device, CUevent event) EBB__LOCKED
     device->events[device->event_count++] = event;
 }
 
-/* Forget the oldest mark: it has passed, and nobody waits for it. */
-static void pass_locked(ebb__device *device, ebb__stream *stream) EBB__LOCKED
+/* All up to an epoch has passed: forget the marks of it, but for those that are still waited for. */
+static void pass_locked(ebb__device *device, ebb__stream *stream, uint64_t epoch) EBB__LOCKED
 {
-    ebb__mark *mark = &stream->marks[0];
-    stream->passed = mark->epoch;
-    event_put_locked(device, mark->event);
-    stream->mark_count--;
-    memmove(stream->marks, stream->marks + 1, stream->mark_count * sizeof *stream->marks);
+    unsigned kept = 0;
+    stream->passed = epoch > stream->passed ? epoch : stream->passed;
+    for (unsigned i = 0; i < stream->mark_count; i++) {
+        if (stream->marks[i].epoch <= stream->passed && !stream->marks[i].waiters)
+            event_put_locked(device, stream->marks[i].event);
+        else
+            stream->marks[kept++] = stream->marks[i];
+    }
+    stream->mark_count = kept;
 }
 
 /* See which marks have passed. false: the driver could not say. */
@@ -151,7 +158,7 @@ static bool poll_locked(ebb__device *device, ebb__stream *stream) EBB__LOCKED
             ebb__failed_locked(device, "cuEventQuery", code);
             return false;
         }
-        pass_locked(device, stream);
+        pass_locked(device, stream, stream->marks[0].epoch);
     }
     return true;
 }
@@ -238,7 +245,7 @@ ebb_status ebb__mark_locked(ebb__device *device, unsigned slot)
 void ebb__mark_in_passing(ebb__device *device, unsigned slot)
 {
     ebb__stream *stream = &device->streams[slot];
-    if (ebb__stream_captures(device, atomic_load(&stream->handle)))
+    if (ebb__stream_capture(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING)
         return;
     /*
      * To record on a stream that does not capture needs neither the context nor the thread's capture
@@ -260,18 +267,46 @@ void ebb__mark_in_passing(ebb__device *device, unsigned slot)
     ebb__leave(device, &scope);
 }
 
+/* What of the stream has no mark is over: let it pass with the marks there are. */
+static void cover_locked(ebb__stream *stream) EBB__LOCKED
+{
+    uint64_t last = atomic_load(&stream->epoch) - 1;
+    uint64_t *covered =
+        stream->mark_count ? &stream->marks[stream->mark_count - 1].epoch : &stream->passed;
+    if (*covered < last)
+        *covered = last;
+}
+
+bool ebb__fence_seal_locked(ebb__device *device, unsigned slot)
+{
+    ebb__stream *stream = &device->streams[slot];
+    uint64_t epoch = atomic_load(&stream->epoch);
+    if (atomic_load(&stream->lasting) || ebb__mark_locked(device, slot) == EBB_OK)
+        return true;
+    /* No mark: then the stream is waited for, while it is certain to be there. */
+    if (atomic_load(&stream->epoch) == epoch)
+        atomic_fetch_add(&stream->epoch, 1);
+    stream->drains++;
+    bool over = ebb__stream_drain_locked(device, atomic_load(&stream->handle));
+    stream->drains--;
+    if (over && !stream->drains)
+        cover_locked(stream);
+    return over;
+}
+
 /* Whether recording on a stream, or of the whole context, would disturb a capture. */
 static bool captures_locked(const ebb__device *device, unsigned slot) EBB__LOCKED
 {
     if (slot != EBB__CONTEXT_SLOT)
-        return ebb__stream_captures(device, atomic_load(&device->streams[slot].handle));
+        return ebb__stream_capture(device, atomic_load(&device->streams[slot].handle)) !=
+               EBB__NOT_CAPTURING;
     if (atomic_load(&device->captures))
         return true;
     /* Streams that may be gone must not be asked. */
     for (unsigned i = 1; i < EBB__STREAMS; i++) {
         const ebb__stream *stream = &device->streams[i];
-        if (stream->used && atomic_load(&stream->lasting) &&
-            ebb__stream_captures(device, atomic_load(&stream->handle)))
+        if (i != EBB__CONTEXT_SLOT && stream->used && atomic_load(&stream->lasting) &&
+            ebb__stream_capture(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING)
             return true;
     }
     return false;
@@ -314,8 +349,11 @@ bool ebb__ticket_wait_locked(ebb__device *device, uint64_t ticket)
     while (stream->passed < epoch) {
         if (!mark_for_locked(device, slot, epoch))
             return false;
-        /* The oldest mark first: they pass in order, and each tells of others' tickets too. */
-        ebb__mark *mark = &stream->marks[0];
+        /* The oldest mark that has not passed first: each tells of others' tickets too. One that has
+           passed may still be there, for threads that have not woken yet. */
+        ebb__mark *mark = stream->marks;
+        while (mark->epoch <= stream->passed)
+            mark++;
         CUevent event = mark->event;
         uint64_t covers = mark->epoch;
         mark->waiters++;
@@ -326,21 +364,17 @@ bool ebb__ticket_wait_locked(ebb__device *device, uint64_t ticket)
         device->waits++;
         device->wait_ns += ebb__os_now() - begin;
 
-        /* Marks may have moved, not this one: who waits for it keeps it where it is in the row. */
-        mark = NULL;
-        for (unsigned i = 0; i < stream->mark_count && !mark; i++)
-            if (stream->marks[i].epoch == covers)
-                mark = &stream->marks[i];
-        if (mark)
-            mark->waiters--;
+        /* Marks may have moved; one that is waited for is still among them. */
+        mark = stream->marks;
+        while (mark->event != event)
+            mark++;
+        mark->waiters--;
+        covers = mark->epoch;
         if (code != CUDA_SUCCESS) {
             ebb__failed_locked(device, "cuEventSynchronize", code);
             return false;
         }
-        if (mark && mark == &stream->marks[0] && !mark->waiters)
-            pass_locked(device, stream);
-        else if (stream->passed < covers)
-            stream->passed = covers; /* the last waiter takes the mark away */
+        pass_locked(device, stream, covers);
     }
     return true;
 }
@@ -450,6 +484,9 @@ static bool foreign_locked(ebb__device *device, uint64_t ticket, unsigned slot) 
 
 static bool order_locked(ebb__device *device, uint64_t ticket, ebb_stream stream) EBB__LOCKED
 {
+    /* Over meanwhile? Nobody else may ask, and then every hit would be ordered after it. */
+    if (ebb__ticket_state_locked(device, ticket) == EBB__PASSED)
+        return true;
     ebb__mark *mark = mark_for_locked(device, EBB__TICKET_SLOT(ticket), ticket & EBB__TICKET_EPOCH);
     if (!mark)
         return false;
@@ -481,7 +518,10 @@ bool ebb__fence_order_locked(ebb__device *device, ebb__page *page, unsigned slot
     if (!ticket)
         return true;
     /* Nothing outside a capture can be waited for inside it: there the host waits. */
-    if (ebb__stream_captures(device, stream)) {
+    ebb__capture capture = ebb__stream_capture(device, stream);
+    if (capture == EBB__UNTOLD)
+        return false;
+    if (capture != EBB__NOT_CAPTURING) {
         for (; ticket; ticket = next_foreign_locked(device, page, slot))
             if (!ebb__ticket_wait_locked(device, ticket))
                 return false;
@@ -494,6 +534,7 @@ bool ebb__fence_order_locked(ebb__device *device, ebb__page *page, unsigned slot
         if (foreign_locked(device, more->ticket, slot) &&
             !order_locked(device, more->ticket, stream))
             return false;
+    prune_locked(device, page, 0);
     return true;
 }
 
@@ -508,17 +549,22 @@ void ebb__fence_clear_locked(ebb__device *device, ebb__page *page)
     }
 }
 
-void ebb__stream_drain(ebb__device *device, ebb_stream stream)
+bool ebb__stream_drain_locked(ebb__device *device, ebb_stream stream)
 {
-    device->driver.cuStreamSynchronize(stream);
+    ebb__drop(device);
+    CUresult code = device->driver.cuStreamSynchronize(stream);
+    ebb__retake(device);
+    if (code != CUDA_SUCCESS)
+        ebb__failed_locked(device, "cuStreamSynchronize", code);
+    return code == CUDA_SUCCESS;
 }
 
-void ebb__fence_close_locked(ebb__device *device)
+ebb_status ebb__fence_close_locked(ebb__device *device)
 {
     for (unsigned slot = 1; slot < EBB__STREAMS; slot++) {
         ebb__stream *stream = &device->streams[slot];
         for (unsigned i = 0; i < stream->mark_count; i++)
-            device->driver.cuEventDestroy(stream->marks[i].event);
+            event_put_locked(device, stream->marks[i].event);
         free(stream->marks);
         stream->marks = NULL;
         stream->mark_count = stream->mark_room = 0;
@@ -530,14 +576,21 @@ void ebb__fence_close_locked(ebb__device *device)
     }
     for (unsigned at = 0; at < EBB__STREAM_HASH; at++)
         atomic_store(&device->stream_hash[at], 0);
-    if (device->gathering)
-        device->driver.cuStreamDestroy(device->gathering);
-    device->gathering = NULL;
-    for (unsigned i = 0; i < device->event_count; i++)
-        device->driver.cuEventDestroy(device->events[i]);
+    if (device->gathering) {
+        CUresult code = device->driver.cuStreamDestroy(device->gathering);
+        if (code != CUDA_SUCCESS)
+            return ebb__failed_locked(device, "cuStreamDestroy", code);
+        device->gathering = NULL;
+    }
+    for (; device->event_count; device->event_count--) {
+        CUresult code = device->driver.cuEventDestroy(device->events[device->event_count - 1]);
+        if (code != CUDA_SUCCESS)
+            return ebb__failed_locked(device, "cuEventDestroy", code);
+    }
     free(device->events);
     device->events = NULL;
-    device->event_count = device->event_room = 0;
+    device->event_room = 0;
+    return EBB_OK;
 }
 
 ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream)

@@ -190,13 +190,13 @@ static CUresult set_access_locked(ebb__device *device, CUdeviceptr address,
                                   size_t bytes) EBB__LOCKED
 {
     CUresult code = CUDA_ERROR_NOT_READY;
-    for (int tries = 0; tries < TRIES && code == CUDA_ERROR_NOT_READY; tries++) {
-        if (tries) {
-            device->retries++;
+    int tries = 0;
+    for (; tries < TRIES && code == CUDA_ERROR_NOT_READY; tries++) {
+        if (tries)
             ebb__os_pause();
-        }
         code = device->driver.cuMemSetAccess(address, bytes, device->access, device->access_count);
     }
+    device->retries += code == CUDA_SUCCESS && tries > 1;
     return code;
 }
 
@@ -231,17 +231,18 @@ void ebb__frame_lose_locked(ebb__device *device, ebb__frame *frame, ebb__frame *
     device->lost = frame;
 }
 
-void ebb__frames_close_locked(ebb__device *device)
+ebb_status ebb__frames_close_locked(ebb__device *device)
 {
     for (int kind = 0; kind < EBB__KINDS; kind++)
         ebb__frames_trim_locked(device, (ebb__kind)kind, UINT64_MAX);
-    ebb__frame **lists[] = {&device->stuck, &device->lost};
-    for (int i = 0; i < 2; i++) {
-        while (*lists[i]) {
-            ebb__frame *frame = *lists[i];
-            *lists[i] = frame->next;
-            device->frame_count[frame->owner][frame->kind]--;
-            free(frame);
-        }
+    if (device->stuck)
+        return EBB_DRIVER_FAILED;
+    /* Nothing more can be done about these. */
+    while (device->lost) {
+        ebb__frame *frame = device->lost;
+        device->lost = frame->next;
+        device->frame_count[frame->owner][frame->kind]--;
+        free(frame);
     }
+    return EBB_OK;
 }

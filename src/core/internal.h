@@ -145,6 +145,7 @@ typedef struct ebb__stream {
     uint64_t passed;  /* tickets up to here are over */
     ebb__mark *marks; /* oldest first */
     unsigned mark_count, mark_room;
+    unsigned drains; /* threads waiting for the stream itself, for want of a mark */
 } ebb__stream;
 
 /* ---- pages ---------------------------------------------------------------------------------- */
@@ -201,6 +202,7 @@ typedef struct ebb__bits {
 typedef struct ebb__table {
     struct ebb__table *next;
     void *memory;
+    uint64_t pages; /* as many as there is room for, a power of two; the sets lie behind them */
     size_t bytes;
 } ebb__table;
 
@@ -300,6 +302,7 @@ struct ebb__device {
     _Atomic bool forked;    /* this process is a fork of the one that opened it */
     uint32_t number, generation_of_id;
     unsigned opens;
+    unsigned busy; /* threads in a call, of no VBAR, that may have dropped the lock */
 
     ebb__driver driver;
     int index;
@@ -370,14 +373,22 @@ extern ebb__device ebb__devices[EBB__DEVICES];
 typedef struct ebb__scope {
     CUstreamCaptureMode mode;
     bool relaxed, pushed;
+    bool ready; /* the driver can be called: context and mode are as they should be */
 } ebb__scope;
 
 /* The device behind a handle: NULL, and *status says why. */
 ebb__device *ebb__device_find(ebb_device handle, ebb_status *status);
 
 /*
+ * The device behind a handle, entered. NULL, and *status says why not: EBB_GONE, EBB_FORKED,
+ * EBB_DRIVER_FAILED.
+ */
+ebb__device *ebb__device_enter(ebb_device handle, ebb__scope *scope, ebb_status *status) EBB__TRIES;
+
+/*
  * Take the lock, make the device's context current and let the thread's calls not disturb captures.
- * The context's state is the caller's again after leave.
+ * The context's state is the caller's again after leave. scope->ready says whether that worked: on
+ * another device's context, or with a capture at stake, no driver function may be called.
  */
 void ebb__enter(ebb__device *device, ebb__scope *scope) EBB__LOCKS;
 void ebb__leave(ebb__device *device, const ebb__scope *scope) EBB__UNLOCKS;
@@ -430,8 +441,8 @@ ebb_status ebb__frame_unmap_locked(ebb__device *device, ebb__frame *frame,
    lost. It can never be used again. */
 void ebb__frame_lose_locked(ebb__device *device, ebb__frame *frame, ebb__frame **link) EBB__LOCKED;
 
-/* Release every free frame, and what was stuck. Frames that stay stuck are forgotten. */
-void ebb__frames_close_locked(ebb__device *device) EBB__LOCKED;
+/* Release every free frame, and what was stuck. EBB_DRIVER_FAILED: not all; it can be repeated. */
+ebb_status ebb__frames_close_locked(ebb__device *device) EBB__LOCKED;
 
 /* ---- room.c, policy.c ------------------------------------------------------------------------ */
 
@@ -488,15 +499,23 @@ static inline unsigned ebb__stream_find(ebb__device *device, ebb_stream stream)
     return 0;
 }
 
-/* Whether the stream is capturing: then nothing may be recorded on it. */
-static inline bool ebb__stream_captures(const ebb__device *device, ebb_stream stream)
+typedef enum ebb__capture {
+    EBB__NOT_CAPTURING,
+    EBB__CAPTURING, /* nothing may be recorded on it */
+    EBB__BARRED,    /* the legacy stream, while a stream that waits for it captures: likewise */
+    EBB__UNTOLD,    /* the driver failed */
+} ebb__capture;
+
+/* Whether the stream is capturing. To ask disturbs no capture. */
+static inline ebb__capture ebb__stream_capture(const ebb__device *device, ebb_stream stream)
 {
-    /* The legacy stream cannot be captured, and asking about it may disturb a capture elsewhere. */
-    if (!ebb__stream_plain(stream))
-        return false;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult code = device->driver.cuStreamIsCapturing(stream, &status);
-    return code == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+    if (code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return EBB__BARRED;
+    if (code != CUDA_SUCCESS)
+        return EBB__UNTOLD;
+    return status == CU_STREAM_CAPTURE_STATUS_NONE ? EBB__NOT_CAPTURING : EBB__CAPTURING;
 }
 
 /* The same, made if there is none; 0: none to be had. Dropped streams' slots are used again. */
@@ -507,6 +526,13 @@ ebb_status ebb__mark_locked(ebb__device *device, unsigned slot) EBB__LOCKED;
 
 /* A mark now and then, of a stream that lasts: takes the lock itself, and as little as it can. */
 void ebb__mark_in_passing(ebb__device *device, unsigned slot);
+
+/*
+ * Tickets of the stream have been noted: see to it that they can pass. Of a lasting stream a mark can
+ * be made at any time; of another now, or it is waited for. May drop the lock. false: neither was to
+ * be had, and the pages must stay pinned or held until it succeeds.
+ */
+bool ebb__fence_seal_locked(ebb__device *device, unsigned slot) EBB__LOCKED;
 
 /* The stream is promised to last. May drop the lock. */
 ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
@@ -543,14 +569,15 @@ bool ebb__fence_order_locked(ebb__device *device, ebb__page *page, unsigned slot
 /* The page's frame is gone, and its tickets with it. */
 void ebb__fence_clear_locked(ebb__device *device, ebb__page *page) EBB__LOCKED;
 
-/* Wait for one stream, without the lock: for want of a slot. */
-void ebb__stream_drain(ebb__device *device, ebb_stream stream);
+/* Wait for one stream, for want of a slot or a mark. Drops the lock. false: the driver failed. */
+bool ebb__stream_drain_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
 
 /* The streams that are always there. */
 void ebb__fence_open_locked(ebb__device *device) EBB__LOCKED;
 
-/* Destroy every event. */
-void ebb__fence_close_locked(ebb__device *device) EBB__LOCKED;
+/* Forget every stream and destroy every event; no page has a ticket. EBB_DRIVER_FAILED: not all
+   events; it can be repeated. */
+ebb_status ebb__fence_close_locked(ebb__device *device) EBB__LOCKED;
 
 /* ---- bits.c ---------------------------------------------------------------------------------- */
 

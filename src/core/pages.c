@@ -180,10 +180,12 @@ ebb_status ebb__page_drop_locked(ebb__vbar *vbar, uint64_t page)
     return EBB_OK;
 }
 
-/* Still the same departure, not taken back meanwhile? */
-static bool leaving(const ebb__page *p, uint64_t departure)
+/* Still the same departure, not taken back meanwhile? Taken back, the VBAR may be another by now. */
+static bool leaving_locked(const ebb__vbar *vbar, uint64_t page, uint64_t departure) EBB__LOCKED
 {
-    return EBB__STATE(atomic_load(&p->word)) == EBB__LEAVING && p->departure == departure;
+    const ebb__page *p = page_of(vbar, page);
+    return page < vbar->page_count && EBB__STATE(atomic_load(&p->word)) == EBB__LEAVING &&
+           p->departure == departure;
 }
 
 /* Have a page's contents saved, without the lock. The fault that wants it back waits meanwhile. */
@@ -211,12 +213,14 @@ static bool save_locked(ebb__vbar *vbar, uint64_t page) EBB__LOCKED
 bool ebb__page_settle_locked(ebb__vbar *vbar, uint64_t page, uint64_t departure, bool save)
 {
     ebb__device *device = vbar->device;
-    ebb__page *p = page_of(vbar, page);
+    if (!leaving_locked(vbar, page, departure))
+        return false;
     vbar->busy++;
-    bool may_go = ebb__fence_wait_locked(device, p) && leaving(p, departure);
+    bool may_go = ebb__fence_wait_locked(device, page_of(vbar, page)) &&
+                  leaving_locked(vbar, page, departure);
     if (may_go && save && vbar->page_out)
-        may_go = save_locked(vbar, page) && leaving(p, departure);
-    if (!may_go && leaving(p, departure))
+        may_go = save_locked(vbar, page) && leaving_locked(vbar, page, departure);
+    if (!may_go && leaving_locked(vbar, page, departure))
         ebb__page_back_locked(vbar, page);
     vbar->busy--;
     return may_go;
@@ -309,7 +313,7 @@ static void undo(ebb__device *device, const ebb__candidate *candidate) EBB__LOCK
 {
     (void)device;
     ebb__vbar *vbar = candidate->object;
-    if (leaving(page_of(vbar, candidate->place), candidate->departure))
+    if (leaving_locked(vbar, candidate->place, candidate->departure))
         ebb__page_back_locked(vbar, candidate->place);
 }
 

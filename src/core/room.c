@@ -40,19 +40,20 @@ static void take_free_locked(ebb__device *device, ebb__request *request) EBB__LO
             got(request, ebb__frame_take_locked(device, (ebb__kind)kind, EBB__OF_REQUEST));
 }
 
-/* New frames, as many as are needed, allowed, and to be had. */
-static void grow_locked(ebb__device *device, ebb__request *request) EBB__LOCKED
+/* New frames, as many as are needed, allowed, and to be had. Bytes of room that are left. */
+static uint64_t grow_locked(ebb__device *device, ebb__request *request) EBB__LOCKED
 {
     uint64_t room = ebb__frames_room_locked(device);
     for (int kind = 0; kind < EBB__KINDS; kind++) {
         while (request->need[kind] && room >= device->frame_bytes[kind]) {
             ebb__frame *frame = ebb__frame_create_locked(device, (ebb__kind)kind, EBB__OF_REQUEST);
             if (!frame)
-                return;
+                return 0;
             room -= device->frame_bytes[kind];
             got(request, frame);
         }
     }
+    return room;
 }
 
 /* Free frames of a size that nobody asks for become room for the other. */
@@ -81,9 +82,9 @@ static bool choose_locked(ebb__device *device, const ebb__request *request,
     return true;
 }
 
-/* Take victims out of use until they are worth `bytes`. How many there are. */
+/* Take victims out of use until they are worth `bytes`. How many there are, and *worth: their bytes. */
 static unsigned begin_locked(ebb__device *device, const ebb__request *request, uint64_t bytes,
-                             ebb__candidate *victims) EBB__LOCKED
+                             ebb__candidate *victims, uint64_t *worth) EBB__LOCKED
 {
     unsigned count = 0;
     uint64_t sum = 0;
@@ -94,32 +95,53 @@ static unsigned begin_locked(ebb__device *device, const ebb__request *request, u
         sum += victims[count].bytes;
         count++;
     }
+    *worth = sum;
     return count;
 }
 
-/* Make victims worth `bytes` give up their frames. Bytes that came free. */
-static uint64_t evict_locked(ebb__device *device, const ebb__request *request,
-                             uint64_t bytes) EBB__LOCKED
+/* A victim's frame, if the driver lets it go. If not, it is no candidate any more. */
+static uint64_t finish_locked(ebb__device *device, const ebb__request *request,
+                              const ebb__candidate *victim) EBB__LOCKED
+{
+    const ebb__holder *holder = &device->holders[victim->owner];
+    bool gone = holder->finish(device, victim, request->reason);
+    return gone ? victim->bytes : 0;
+}
+
+/*
+ * Make victims worth `bytes` give up their frames; with `whole`, only if there are that many. false:
+ * it is of no use to ask again, because nothing came free and no candidate fell out.
+ */
+static bool evict_locked(ebb__device *device, const ebb__request *request, uint64_t bytes,
+                         bool whole) EBB__LOCKED
 {
     ebb__candidate victims[VICTIMS];
-    unsigned count = begin_locked(device, request, bytes, victims), waiting = 0;
-    uint64_t freed = 0;
+    uint64_t freed = 0, worth = 0;
+    unsigned count = begin_locked(device, request, bytes, victims, &worth);
+    unsigned waiting = 0, finished = 0;
+    if (whole && worth < bytes && count < VICTIMS) {
+        for (unsigned i = 0; i < count; i++)
+            device->holders[victims[i].owner].undo(device, &victims[i]);
+        return false;
+    }
     for (unsigned i = 0; i < count; i++) {
-        const ebb__holder *holder = &device->holders[victims[i].owner];
-        if (!holder->settled(device, &victims[i]))
+        if (!device->holders[victims[i].owner].settled(device, &victims[i])) {
             victims[waiting++] = victims[i];
-        else if (holder->finish(device, &victims[i], request->reason))
-            freed += victims[i].bytes;
+        } else {
+            freed += finish_locked(device, request, &victims[i]);
+            finished++;
+        }
     }
     for (unsigned i = 0; i < waiting; i++) {
         const ebb__holder *holder = &device->holders[victims[i].owner];
-        if (!request->may_wait || freed >= bytes)
+        if (!request->may_wait || freed >= bytes) {
             holder->undo(device, &victims[i]);
-        else if (holder->settle(device, &victims[i]) &&
-                 holder->finish(device, &victims[i], request->reason))
-            freed += victims[i].bytes;
+        } else if (holder->settle(device, &victims[i])) {
+            freed += finish_locked(device, request, &victims[i]);
+            finished++;
+        }
     }
-    return freed;
+    return finished > 0;
 }
 
 static void put_back_locked(ebb__device *device, ebb__request *request) EBB__LOCKED
@@ -146,12 +168,14 @@ bool ebb__room_make_locked(ebb__device *device, ebb__request *request)
         take_free_locked(device, request);
         if (satisfied(request))
             return true;
-        grow_locked(device, request);
+        uint64_t room = grow_locked(device, request);
         if (satisfied(request))
             return true;
         if (convert_locked(device, request))
             continue;
-        possible = evict_locked(device, request, missing_bytes(device, request)) > 0;
+        /* What is left of the room is too little for a frame, and counts all the same. */
+        uint64_t missing = missing_bytes(device, request);
+        possible = evict_locked(device, request, missing > room ? missing - room : 1, true);
     }
     put_back_locked(device, request);
     return false;
@@ -170,7 +194,7 @@ bool ebb__room_shrink_locked(ebb__device *device, uint64_t bytes, ebb_reason rea
         }
         if (held <= bytes)
             return true;
-        if (!evict_locked(device, &request, held - bytes))
+        if (!evict_locked(device, &request, held - bytes, false))
             return false;
     }
 }

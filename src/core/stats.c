@@ -51,12 +51,11 @@ ebb_status ebb_device_get_stats(ebb_device handle, ebb_device_stats *stats)
 {
     if (!stats || stats->size < sizeof *stats)
         return EBB_INVALID;
+    ebb__scope scope;
     ebb_status status;
-    ebb__device *device = ebb__device_find(handle, &status);
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);
     if (!device)
         return status;
-    ebb__scope scope;
-    ebb__enter(device, &scope);
     size_t free = 0, total = 0;
     CUresult code = device->driver.cuMemGetInfo(&free, &total);
     if (code != CUDA_SUCCESS) {

@@ -6,7 +6,9 @@
  * the two. What makes that safe:
  *
  *   - A page with a pin cannot leave (pages.c), nor its VBAR be destroyed, so whatever is read after
- *     the pin is of this page and stays so. An old handle is found out by looking at the id again.
+ *     the pin is of this page and stays so. An old handle is found out by looking at the id again:
+ *     once where the pages are known, so that none is touched that is not of the table, and once
+ *     where they are pinned, because the table may have become another VBAR's in between.
  *   - The ticket is noted before the pin is taken back: who finds the page unpinned finds the ticket.
  *   - The ticket is read after the pin is made: work that was noted before is seen.
  *
@@ -21,10 +23,10 @@
 static bool span(const ebb__vbar *vbar, uint64_t offset, uint64_t bytes, uint64_t *first,
                  uint64_t *last)
 {
-    uint64_t size = atomic_load_explicit(&vbar->bytes, memory_order_relaxed);
+    uint64_t size = atomic_load_explicit(&vbar->bytes, memory_order_acquire);
     if (!bytes || offset > size || bytes > size - offset)
         return false;
-    uint64_t large = atomic_load_explicit(&vbar->large_bytes, memory_order_relaxed);
+    uint64_t large = atomic_load_explicit(&vbar->large_bytes, memory_order_acquire);
     uint64_t end = offset + bytes - 1;
     unsigned shift = vbar->device->small_shift;
     uint64_t large_count = large >> EBB__LARGE_SHIFT;
@@ -45,8 +47,9 @@ static unsigned own(ebb__device *device, uint64_t ticket, ebb_stream stream)
 {
     unsigned slot = EBB__TICKET_SLOT(ticket);
     const ebb__stream *s = &device->streams[slot];
+    /* A lasting stream keeps its slot. Before that the slot may have been another's: so in this order. */
     if (!slot || ticket & EBB__TICKET_MORE ||
-        !atomic_load_explicit(&s->lasting, memory_order_relaxed) ||
+        !atomic_load_explicit(&s->lasting, memory_order_acquire) ||
         atomic_load_explicit(&s->handle, memory_order_relaxed) != ebb__stream_plain(stream))
         return 0;
     return slot;
@@ -76,7 +79,19 @@ static bool unpin(ebb__page *page)
     return true;
 }
 
-/* Take pins back that were made in vain. */
+/* Whose table this is now: a pin through an old handle may have been of another VBAR's page. */
+static ebb__vbar *owner_locked(ebb__vbar *vbar, const ebb__page *pages) EBB__LOCKED
+{
+    const ebb__device *device = vbar->device;
+    for (uint32_t i = 0; atomic_load(&vbar->pages) != pages && i < device->vbar_high; i++) {
+        ebb__vbar *other = ebb__vbar_number(device, i);
+        if (atomic_load(&other->id) && atomic_load(&other->pages) == pages)
+            return other;
+    }
+    return vbar;
+}
+
+/* Take pins back. */
 static void unpin_again(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint64_t end)
 {
     for (uint64_t page = first; page < end; page++) {
@@ -84,9 +99,19 @@ static void unpin_again(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint6
             continue;
         ebb__scope scope;
         ebb__enter(vbar->device, &scope);
-        ebb__page_unpin_locked(vbar, page);
+        ebb__page_unpin_locked(owner_locked(vbar, pages), page);
         ebb__leave(vbar->device, &scope);
     }
+}
+
+/* The pages of a range of the VBAR that a handle names: NULL if it is gone, or has no such range. */
+static ebb__page *look(const ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
+                       uint64_t *first, uint64_t *last)
+{
+    bool is = span(vbar, offset, bytes, first, last);
+    ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
+    /* Read last: if the id is still the handle's, so is all that was read before it. */
+    return is && atomic_load(&vbar->id) == handle.id ? pages : NULL;
 }
 
 /* Pin a range whose pages are all there and this stream's. Its signature; 0: it is not so. */
@@ -94,10 +119,10 @@ static uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t 
                     ebb_stream stream)
 {
     uint64_t first, last, signature = 0;
-    if (!span(vbar, offset, bytes, &first, &last))
+    ebb__page *pages = look(vbar, handle, offset, bytes, &first, &last);
+    if (!pages)
         return 0;
     ebb__device *device = ebb__vbar_device(handle);
-    ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
     uint64_t end = first; /* of what is pinned */
     bool whole = true;
     while (whole && end <= last) {
@@ -139,10 +164,10 @@ static bool part(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t byt
                  ebb_stream stream)
 {
     uint64_t first, last;
-    if (!span(vbar, offset, bytes, &first, &last))
+    ebb__page *pages = look(vbar, handle, offset, bytes, &first, &last);
+    if (!pages)
         return false;
     ebb__device *device = ebb__vbar_device(handle);
-    ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
     unsigned slot = own(device, atomic_load(&pages[first].ticket) & ~EBB__TICKET_MORE, stream);
     if (!slot)
         return false;
@@ -151,9 +176,10 @@ static bool part(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t byt
         if (!(word & EBB__PINS) || word & EBB__NOTED)
             return false;
     }
-    /* Pinned, so the device is open and the driver there to be asked. */
+    /* Pinned, so the device is open and the driver there to be asked. The legacy stream never
+       captures. */
     ebb__stream *s = &device->streams[slot];
-    if (ebb__stream_captures(device, stream))
+    if (slot != EBB__LEGACY_SLOT && ebb__stream_capture(device, stream) != EBB__NOT_CAPTURING)
         return false;
     for (uint64_t page = first; page <= last; page++)
         if (!note(&pages[page], s, slot))
@@ -223,13 +249,27 @@ static void unpin_all_locked(call *c) EBB__LOCKED
     }
 }
 
-/* Let the watermark rise over `page`, if it is to rise by itself and there is room to spare. */
-static bool rise_locked(ebb__vbar *vbar, uint64_t page) EBB__LOCKED
+/* Bytes of pages without a frame from page `from` to before `end`. */
+static uint64_t absent_locked(const ebb__vbar *vbar, uint64_t from, uint64_t end) EBB__LOCKED
+{
+    uint64_t bytes = ebb__page_offset_locked(vbar, end) - ebb__page_offset_locked(vbar, from);
+    for (uint64_t page = end;
+         (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE && page >= from;)
+        bytes -= vbar->device->frame_bytes[ebb__page_kind_locked(vbar, page)];
+    return bytes;
+}
+
+/*
+ * Let the watermark rise over `page`, if it is to rise by itself and there is room to spare: for
+ * `bytes`, and for every page over which it rises.
+ */
+static bool rise_locked(ebb__vbar *vbar, uint64_t page, uint64_t bytes) EBB__LOCKED
 {
     ebb__device *device = vbar->device;
     if (!vbar->rise || page >= vbar->watermark_limit)
         return false;
-    uint64_t spare = 0, bytes = device->frame_bytes[ebb__page_kind_locked(vbar, page)];
+    bytes += absent_locked(vbar, vbar->watermark, page + 1);
+    uint64_t spare = 0;
     for (int kind = 0; kind < EBB__KINDS; kind++)
         spare += device->frame_count[EBB__OF_NOBODY][kind] * device->frame_bytes[kind];
     uint64_t quiet = device->faults - vbar->quiet_since;
@@ -251,7 +291,7 @@ static bool rise_locked(ebb__vbar *vbar, uint64_t page) EBB__LOCKED
 static ebb_status survey_locked(call *c, ebb__request *request) EBB__LOCKED
 {
     ebb__vbar *vbar = c->vbar;
-    uint64_t stamp = ++vbar->device->departures;
+    uint64_t stamp = ++vbar->device->departures, needed = 0;
     walk w;
     for (walk_begin(&w, vbar, c->ranges, c->count); walk_more(&w); walk_next(&w)) {
         if (ebb__page_pin_locked(vbar, w.page)) {
@@ -263,7 +303,7 @@ static ebb_status survey_locked(call *c, ebb__request *request) EBB__LOCKED
             return EBB_BUSY;
         if (EBB__STATE(word) != EBB__ABSENT)
             return EBB_OFFLOADED; /* poisoned, or pinned beyond counting */
-        if (w.page >= vbar->watermark && !rise_locked(vbar, w.page))
+        if (w.page >= vbar->watermark && !rise_locked(vbar, w.page, needed))
             return EBB_OFFLOADED;
         if (w.page + 1 > request->above)
             request->above = w.page + 1;
@@ -271,7 +311,9 @@ static ebb_status survey_locked(call *c, ebb__request *request) EBB__LOCKED
         if (walk_page(&w)->departure == stamp)
             continue;
         walk_page(&w)->departure = stamp;
-        request->need[ebb__page_kind_locked(vbar, w.page)]++;
+        ebb__kind kind = ebb__page_kind_locked(vbar, w.page);
+        request->need[kind]++;
+        needed += vbar->device->frame_bytes[kind];
     }
     return EBB_OK;
 }
@@ -394,7 +436,7 @@ static ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t co
     call c = {.vbar = vbar, .ranges = ranges, .count = count, .stream = stream};
     c.pages = count_pages(vbar, ranges, count);
     if (!c.pages)
-        return EBB_INVALID;
+        return atomic_load(&vbar->id) == handle.id ? EBB_INVALID : ebb__vbar_missing(handle);
     bool few[256] = {false};
     c.pinned = c.pages <= sizeof few ? few : calloc(c.pages, sizeof *c.pinned);
     if (!c.pinned)
@@ -404,7 +446,10 @@ static ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t co
     ebb__enter(vbar->device, &scope);
     /* The handle may have become another's between the look and the lock. */
     ebb_status status = EBB_GONE;
-    if (atomic_load(&vbar->id) == handle.id && count_pages(vbar, ranges, count) == c.pages) {
+    bool there = atomic_load(&vbar->id) == handle.id;
+    if (there && !scope.ready) {
+        status = EBB_DRIVER_FAILED;
+    } else if (there && count_pages(vbar, ranges, count) == c.pages) {
         vbar->busy++;
         status = fault_locked(&c, signatures);
         vbar->busy--;
@@ -472,35 +517,63 @@ static bool all_pinned(ebb__vbar *vbar, const ebb_range *ranges, size_t count)
     return true;
 }
 
+/* Has every page a pin for each time that it is named? For ranges in rising order: no, of others. */
+static bool all_pinned_enough(ebb__vbar *vbar, ebb_vbar handle, const ebb_range *ranges,
+                              size_t count)
+{
+    uint64_t first, last, before = 0, times = 0;
+    for (size_t i = 0; i < count; i++) {
+        ebb__page *pages = look(vbar, handle, ranges[i].offset, ranges[i].bytes, &first, &last);
+        if (!pages || (i && first < before))
+            return false;
+        for (uint64_t page = first; page <= last; page++) {
+            times = i && page == before ? times + 1 : 1;
+            if ((atomic_load(&pages[page].word) & EBB__PINS) < times * EBB__PIN)
+                return false;
+            before = page;
+        }
+    }
+    return true;
+}
+
+/* Take back a pin for each time that a page is named; if one has too few, none. */
+static ebb_status unpin_ranges_locked(ebb__vbar *vbar, const ebb_range *ranges,
+                                      size_t count) EBB__LOCKED
+{
+    walk w, again;
+    for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w)) {
+        if (ebb__page_unpin_locked(vbar, w.page))
+            continue;
+        for (walk_begin(&again, vbar, ranges, count); again.at < w.at; walk_next(&again))
+            ebb__page_pin_locked(vbar, again.page);
+        return EBB_NOT_PINNED;
+    }
+    return EBB_OK;
+}
+
 /*
  * Note the stream's work on the pages: as a ticket, with a mark at once if the stream may not last;
  * for as long as a graph may run, if it is capturing. Pages are pinned. The lock may be dropped.
+ * EBB_DRIVER_FAILED: it cannot be known when that work is over, so the pins must stay.
  */
-static void note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t count,
-                            ebb_stream stream) EBB__LOCKED
+static ebb_status note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size_t count,
+                                  ebb_stream stream) EBB__LOCKED
 {
     ebb__device *device = vbar->device;
-    bool captures = ebb__stream_captures(device, stream);
-    unsigned slot = captures ? 0 : ebb__stream_get_locked(device, stream);
-    if (!captures && !slot) {
-        /* More streams than can be told apart: see this one over, then there is nothing to note. */
-        ebb__drop(device);
-        ebb__stream_drain(device, stream);
-        ebb__retake(device);
-        return;
-    }
+    ebb__capture capture = ebb__stream_capture(device, stream);
+    if (capture == EBB__UNTOLD)
+        return ebb__failed_locked(device, "cuStreamIsCapturing", CUDA_ERROR_UNKNOWN);
+    unsigned slot = capture == EBB__CAPTURING ? 0 : ebb__stream_get_locked(device, stream);
+    /* More streams than can be told apart: see this one over, then there is nothing to note. */
+    if (!slot && capture != EBB__CAPTURING)
+        return ebb__stream_drain_locked(device, stream) ? EBB_OK : EBB_DRIVER_FAILED;
     walk w;
     for (walk_begin(&w, vbar, ranges, count); walk_more(&w); walk_next(&w))
-        if (captures || !ebb__fence_note_locked(device, walk_page(&w), slot))
+        if (!slot || !ebb__fence_note_locked(device, walk_page(&w), slot))
             ebb__page_hold_locked(vbar, w.page);
-    if (captures)
-        return;
-    ebb__stream *s = &device->streams[slot];
-    if (!atomic_load(&s->lasting) && ebb__mark_locked(device, slot) != EBB_OK) {
-        ebb__drop(device);
-        ebb__stream_drain(device, stream);
-        ebb__retake(device);
-    }
+    if (slot && !ebb__fence_seal_locked(device, slot))
+        return EBB_DRIVER_FAILED;
+    return EBB_OK;
 }
 
 static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t count,
@@ -515,18 +588,18 @@ static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t coun
     ebb_status status = EBB_OK;
     if (atomic_load(&vbar->id) != handle.id)
         status = EBB_GONE;
+    else if (!scope.ready)
+        status = EBB_DRIVER_FAILED;
     else if (!count_pages(vbar, ranges, count))
         status = EBB_INVALID;
     else if (!all_pinned(vbar, ranges, count))
         status = EBB_NOT_PINNED;
     if (status == EBB_OK) {
         vbar->busy++;
-        note_all_locked(vbar, ranges, count, stream);
+        status = note_all_locked(vbar, ranges, count, stream);
         vbar->busy--;
-        walk w;
-        for (walk_begin(&w, vbar, ranges, count); walk_more(&w) && unpins; walk_next(&w))
-            if (!ebb__page_unpin_locked(vbar, w.page))
-                status = EBB_NOT_PINNED;
+        if (unpins && status == EBB_OK)
+            status = unpin_ranges_locked(vbar, ranges, count);
         /* A limit that was lowered below what was pinned takes its due as pins go. */
         if (ebb__frames_held_locked(device) > device->limit)
             ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT, false, false);
@@ -557,12 +630,11 @@ ebb_status ebb_vbar_unpin_many(ebb_vbar handle, const ebb_range *ranges, size_t 
     ebb__vbar *vbar = ebb__vbar_find(handle);
     if (!vbar)
         return ebb__vbar_missing(handle);
-    if (!count_pages(vbar, ranges, count))
-        return EBB_INVALID;
-    if (!all_pinned(vbar, ranges, count))
-        return EBB_NOT_PINNED;
+    /* One by one without the lock only if none can turn out to lack a pin half-way. */
+    bool enough = all_pinned_enough(vbar, handle, ranges, count);
     size_t done = 0;
-    while (done < count && part(vbar, handle, ranges[done].offset, ranges[done].bytes, stream))
+    while (enough && done < count &&
+           part(vbar, handle, ranges[done].offset, ranges[done].bytes, stream))
         done++;
     if (done == count)
         return EBB_OK;

@@ -28,11 +28,13 @@ EBB__TRIES static ebb__vbar *enter(ebb_vbar handle, ebb__scope *scope, ebb_statu
     ebb__vbar *vbar = ebb__vbar_find(handle);
     if (vbar) {
         ebb__enter(vbar->device, scope);
-        if (atomic_load(&vbar->id) == handle.id) {
-            *status = EBB_OK;
+        bool there = atomic_load(&vbar->id) == handle.id;
+        *status = there && scope->ready ? EBB_OK : EBB_DRIVER_FAILED;
+        if (*status == EBB_OK)
             return vbar;
-        }
         ebb__leave(vbar->device, scope);
+        if (there)
+            return NULL;
     }
     *status = ebb__vbar_missing(handle);
     return NULL;
@@ -79,17 +81,18 @@ static void struct_put_locked(ebb__device *device, ebb__vbar *vbar) EBB__LOCKED
     device->vbar_free = vbar->index;
 }
 
-static unsigned table_size(size_t bytes)
+/* Tables have room for a power of two of pages: at least for as many as fill some of the host's. */
+static unsigned table_size(uint64_t pages)
 {
-    unsigned shift = 12; /* at least a page of the host's */
-    while ((size_t)1 << shift < bytes)
+    unsigned shift = 6;
+    while (UINT64_C(1) << shift < pages)
         shift++;
     return shift;
 }
 
-static ebb__table *table_take_locked(ebb__device *device, size_t bytes) EBB__LOCKED
+static ebb__table *table_take_locked(ebb__device *device, uint64_t pages) EBB__LOCKED
 {
-    unsigned shift = table_size(bytes);
+    unsigned shift = table_size(pages);
     ebb__table *table = device->tables[shift];
     if (table) {
         device->tables[shift] = table->next;
@@ -98,7 +101,8 @@ static ebb__table *table_take_locked(ebb__device *device, size_t bytes) EBB__LOC
     table = malloc(sizeof *table);
     if (!table)
         return NULL;
-    *table = (ebb__table){.bytes = (size_t)1 << shift};
+    *table = (ebb__table){.pages = UINT64_C(1) << shift};
+    table->bytes = table->pages * sizeof(ebb__page) + 2 * ebb__bits_bytes(table->pages);
     table->memory = ebb__os_table_new(table->bytes);
     if (!table->memory) {
         free(table);
@@ -110,7 +114,7 @@ static ebb__table *table_take_locked(ebb__device *device, size_t bytes) EBB__LOC
 static void table_put_locked(ebb__device *device, ebb__table *table) EBB__LOCKED
 {
     ebb__os_table_clear(table->memory, table->bytes);
-    unsigned shift = table_size(table->bytes);
+    unsigned shift = table_size(table->pages);
     table->next = device->tables[shift];
     device->tables[shift] = table;
 }
@@ -124,13 +128,15 @@ static ebb_status lay_out_locked(ebb__vbar *vbar, uint64_t bytes) EBB__LOCKED
     uint64_t large = bytes >> EBB__LARGE_SHIFT;
     uint64_t small = (bytes - (large << EBB__LARGE_SHIFT)) >> device->small_shift;
     uint64_t count = large + small;
-    size_t set = ebb__bits_bytes(count);
-    if (count > SIZE_MAX / 2 / sizeof(ebb__page))
+    if (count > SIZE_MAX / 4 / sizeof(ebb__page))
         return EBB_INVALID;
-    ebb__table *table = table_take_locked(device, count * sizeof(ebb__page) + 2 * set);
+    ebb__table *table = table_take_locked(device, count);
     if (!table)
         return EBB_NO_HOST_MEMORY;
-    char *after = (char *)table->memory + count * sizeof(ebb__page);
+    /* The sets are behind the last page there could be: a thread with an old handle, of a VBAR that
+       had more pages, still reads pages. */
+    size_t set = ebb__bits_bytes(table->pages);
+    char *after = (char *)table->memory + table->pages * sizeof(ebb__page);
     vbar->table = table;
     vbar->page_count = count;
     vbar->large_count = large;
@@ -183,16 +189,13 @@ ebb_status ebb_vbar_create(ebb_device handle, const ebb_vbar_options *options, e
 {
     if (!vbar || !options || options->size < sizeof *options || !options->bytes)
         return EBB_INVALID;
+    ebb__scope scope;
     ebb_status status;
-    ebb__device *device = ebb__device_find(handle, &status);
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);
     if (!device)
         return status;
-    ebb__scope scope;
-    ebb__enter(device, &scope);
     uint64_t grain = device->frame_bytes[EBB__SMALL];
-    if (!atomic_load(&device->id))
-        status = EBB_GONE;
-    else if (options->bytes > UINT64_MAX / 2 - grain)
+    if (options->bytes > UINT64_MAX / 2 - grain)
         status = EBB_INVALID;
     else
         status = create_locked(device, options, (options->bytes + grain - 1) / grain * grain, vbar);
@@ -221,30 +224,39 @@ static bool leave_all_locked(ebb__vbar *vbar) EBB__LOCKED
     return false;
 }
 
-/* Wait for the pages' fences and unmap them. Drops the lock. */
-static ebb_status drop_all_locked(ebb__vbar *vbar) EBB__LOCKED
+/* Wait for the fences of the pages that left after `departure`, and unmap them. Drops the lock. */
+static ebb_status drop_all_locked(ebb__vbar *vbar, uint64_t departure) EBB__LOCKED
 {
     ebb_status status = EBB_OK;
-    uint64_t page = EBB__NONE;
+    uint64_t page = EBB__NONE, last = vbar->device->departures;
     while ((page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE) {
         ebb__page *p = &vbar->pages[page];
         bool poisoned = EBB__STATE(atomic_load(&p->word)) == EBB__POISONED;
-        if (!poisoned && !ebb__page_settle_locked(vbar, page, p->departure, false))
+        /* One that was taken back, and may be leaving again, is another thread's by now. */
+        bool ours = p->departure > departure && p->departure <= last;
+        if (!poisoned && !(ours && ebb__page_settle_locked(vbar, page, p->departure, false)))
             status = status == EBB_OK ? EBB_BUSY : status;
         else if (ebb__page_drop_locked(vbar, page) != EBB_OK)
             status = EBB_DRIVER_FAILED;
     }
+    /* While the lock was dropped, pages may have come back, and calls begun. */
+    if (status == EBB_OK && (vbar->resident.members || vbar->busy))
+        status = EBB_BUSY;
     return status;
 }
 
 ebb_status ebb__vbar_destroy_locked(ebb__vbar *vbar)
 {
     ebb__device *device = vbar->device;
+    uint64_t departure = device->departures;
     if (vbar->busy || !leave_all_locked(vbar))
         return EBB_BUSY;
-    ebb_status status = drop_all_locked(vbar);
+    ebb_status status = drop_all_locked(vbar, departure);
     if (status != EBB_OK)
         return status;
+    /* While a fence was waited for, another thread may have begun to use it again. */
+    if (vbar->busy || vbar->resident.members)
+        return EBB_BUSY;
     CUresult code = device->driver.cuMemAddressFree(vbar->base, atomic_load(&vbar->bytes));
     if (code != CUDA_SUCCESS)
         return ebb__failed_locked(device, "cuMemAddressFree", code);
@@ -370,24 +382,38 @@ ebb_status ebb_vbar_free_memory(ebb_vbar handle, uint64_t bytes, uint64_t *freed
     return EBB_OK;
 }
 
+static bool held(const ebb__vbar *vbar, uint64_t page)
+{
+    return atomic_load(&vbar->pages[page].word) & EBB__HELD;
+}
+
 ebb_status ebb_vbar_graphs_gone(ebb_vbar handle, ebb_stream stream)
 {
     WITH_VBAR(handle);
     ebb__device *device = vbar->device;
+    ebb__capture capture = ebb__stream_capture(device, stream);
     unsigned slot = ebb__stream_get_locked(device, stream);
     vbar->busy++;
-    for (uint64_t page = EBB__NONE; (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE;) {
-        ebb__page *p = &vbar->pages[page];
-        if (!(atomic_load(&p->word) & EBB__HELD))
-            continue;
-        if (slot && ebb__fence_note_locked(device, p, slot))
+    if (capture == EBB__CAPTURING)
+        status = EBB_BUSY;
+    else if (capture == EBB__UNTOLD)
+        status = ebb__failed_locked(device, "cuStreamIsCapturing", CUDA_ERROR_UNKNOWN);
+    else if (!slot && !ebb__stream_drain_locked(device, stream))
+        status = EBB_DRIVER_FAILED;
+    uint64_t page = EBB__NONE;
+    while (status == EBB_OK && (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE)
+        if (held(vbar, page) && slot && !ebb__fence_note_locked(device, &vbar->pages[page], slot))
+            status = EBB_NO_HOST_MEMORY;
+    /* Only when all have their tickets, and these can pass, does anything change. */
+    if (status == EBB_OK && slot && !ebb__fence_seal_locked(device, slot))
+        status = EBB_DRIVER_FAILED;
+    page = EBB__NONE;
+    while (status == EBB_OK && (page = ebb__bits_last(&vbar->resident, page)) != EBB__NONE)
+        if (held(vbar, page))
             ebb__page_release_locked(vbar, page);
-    }
-    if (slot && !atomic_load(&device->streams[slot].lasting))
-        status = ebb__mark_locked(device, slot);
     vbar->busy--;
     ebb__leave(device, &scope);
-    return slot ? status : EBB_NO_HOST_MEMORY;
+    return status;
 }
 
 /* ---- what it says of itself --------------------------------------------------------------------- */

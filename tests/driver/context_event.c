@@ -189,6 +189,7 @@ static void seer(int socket)
     EXPECT(NOT_READY, cu.cuEventQuery(event));
     send_turn(socket);
     EXPECT(OK, cu.cuEventSynchronize(event));
+    send_turn(socket);
 }
 
 static void a_context_event_is_seen_from_another_process(void)
@@ -210,7 +211,8 @@ static void a_context_event_is_seen_from_another_process(void)
     receive_turn(other.socket);
     pass_milliseconds(50);
     gate_open(&busy);
-    EXPECT(OK, cu.cuEventSynchronize(event));
+    receive_turn(other.socket);
+    REQUIRE(cu.cuEventSynchronize(event));
     partner_end(&other);
 }
 

@@ -129,6 +129,7 @@ static int run_here(const suite_case *test, bool learn)
 static void run_start(struct runner *runner, struct run *run)
 {
     run->output = memfd_create("case", MFD_CLOEXEC);
+    fcntl(run->output, F_SETFL, O_APPEND); /* a case's processes write at the same time */
     fflush(stdout);
     run->started = now();
     run->state = RUNNING;

@@ -20,8 +20,8 @@ static void questions_about_one_device(void)
 
 static void a_context_is_no_peer_of_itself(void)
 {
-    EXPECT(INVALID_CONTEXT, more.cuCtxEnablePeerAccess(context, 0));
-    EXPECT(INVALID_CONTEXT, more.cuCtxEnablePeerAccess(context, 0));
+    EXPECT(PEER_UNSUPPORTED, more.cuCtxEnablePeerAccess(context, 0));
+    EXPECT(PEER_UNSUPPORTED, more.cuCtxEnablePeerAccess(context, 0));
     EXPECT(PEER_NOT_ENABLED, more.cuCtxDisablePeerAccess(context));
 }
 

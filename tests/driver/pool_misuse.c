@@ -48,10 +48,10 @@ static void bad_pools_are_not_made(void)
     EXPECT(INVALID_VALUE, more.cuMemPoolCreate(&pool, &properties));
     properties = good_properties();
     properties.location.id = 99;
-    EXPECT(INVALID_DEVICE, more.cuMemPoolCreate(&pool, &properties));
+    EXPECT(INVALID_VALUE, more.cuMemPoolCreate(&pool, &properties));
     properties = good_properties();
     properties.location.id = -1;
-    EXPECT(INVALID_DEVICE, more.cuMemPoolCreate(&pool, &properties));
+    EXPECT(INVALID_VALUE, more.cuMemPoolCreate(&pool, &properties));
     CHECK(pool == NULL);
 }
 
@@ -60,7 +60,7 @@ static void a_pool_for_handles_of_windows_is_not_made(void)
     CUmemoryPool pool = NULL;
     CUmemPoolProps properties = good_properties();
     properties.handleTypes = 2;
-    EXPECT(NOT_SUPPORTED, more.cuMemPoolCreate(&pool, &properties));
+    EXPECT(INVALID_VALUE, more.cuMemPoolCreate(&pool, &properties));
 }
 
 static void a_pool_with_nothing_to_go_by_is_not_made(void)
@@ -98,9 +98,9 @@ static void pools_of_devices_that_are_not_there(void)
 {
     CUmemoryPool pool = NULL, own = make_pool();
     EXPECT(INVALID_DEVICE, more.cuDeviceGetDefaultMemPool(&pool, 99));
-    EXPECT(INVALID_DEVICE, more.cuDeviceGetMemPool(&pool, 99));
-    EXPECT(INVALID_DEVICE, more.cuDeviceSetMemPool(99, own));
-    EXPECT(INVALID_DEVICE, more.cuDeviceGetMemPool(&pool, -1));
+    EXPECT(INVALID_VALUE, more.cuDeviceGetMemPool(&pool, 99));
+    EXPECT(INVALID_VALUE, more.cuDeviceSetMemPool(99, own));
+    EXPECT(INVALID_VALUE, more.cuDeviceGetMemPool(&pool, -1));
 }
 
 static void pools_into_nothing(void)
@@ -155,11 +155,16 @@ static void what_is_in_use_is_not_set(void)
            more.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &zero));
 }
 
-static void attributes_into_and_from_nothing(void)
+static void attributes_into_nothing(void)
 {
     CUmemoryPool pool = make_pool();
     EXPECT(INVALID_VALUE,
            more.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, NULL));
+}
+
+static void attributes_from_nothing(void)
+{
+    CUmemoryPool pool = make_pool();
     EXPECT(INVALID_VALUE,
            more.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, NULL));
 }
@@ -176,9 +181,9 @@ static void a_pools_own_device_has_access(void)
     EXPECT_INT(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, flags);
     EXPECT(OK, more.cuMemPoolSetAccess(pool, &access, 1));
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    EXPECT(INVALID_VALUE, more.cuMemPoolSetAccess(pool, &access, 1));
+    EXPECT(INVALID_DEVICE, more.cuMemPoolSetAccess(pool, &access, 1));
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
-    EXPECT(INVALID_VALUE, more.cuMemPoolSetAccess(pool, &access, 1));
+    EXPECT(NOT_SUPPORTED, more.cuMemPoolSetAccess(pool, &access, 1));
     access.flags = 99;
     EXPECT(INVALID_VALUE, more.cuMemPoolSetAccess(pool, &access, 1));
     EXPECT(OK, more.cuMemPoolGetAccess(&flags, pool, &here));
@@ -192,10 +197,10 @@ static void access_of_what_is_no_device(void)
     CUmemAccessDesc access = access_of(99, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     int flags = -1;
     EXPECT(INVALID_DEVICE, more.cuMemPoolSetAccess(pool, &access, 1));
-    EXPECT(INVALID_DEVICE, more.cuMemPoolGetAccess(&flags, pool, &there));
+    EXPECT(INVALID_VALUE, more.cuMemPoolGetAccess(&flags, pool, &there));
     access = access_of(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     access.location.type = there.type = 0;
-    EXPECT(INVALID_VALUE, more.cuMemPoolSetAccess(pool, &access, 1));
+    EXPECT(NOT_SUPPORTED, more.cuMemPoolSetAccess(pool, &access, 1));
     there.id = 0;
     EXPECT(INVALID_VALUE, more.cuMemPoolGetAccess(&flags, pool, &there));
 }
@@ -228,7 +233,7 @@ static void allocations_of_nothing_and_of_too_much(void)
 {
     CUstream stream = make_stream();
     CUdeviceptr address = 77;
-    EXPECT(INVALID_VALUE, more.cuMemAllocAsync(&address, 0, stream));
+    EXPECT(OK, more.cuMemAllocAsync(&address, 0, stream));
     EXPECT(OUT_OF_MEMORY, more.cuMemAllocAsync(&address, (size_t)1 << 50, stream));
     EXPECT(OUT_OF_MEMORY, more.cuMemAllocAsync(&address, SIZE_MAX, stream));
     EXPECT(OK, more.cuMemAllocAsync(&address, MiB, stream));
@@ -351,9 +356,9 @@ static void allocation_on_another_stream_during_a_capture(void)
     CUgraph graph = NULL;
     CUdeviceptr address = 0;
     REQUIRE(cu.cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    EXPECT(OK, more.cuMemAllocAsync(&address, MiB, other));
-    EXPECT(OK, more.cuMemFreeAsync(address, other));
-    EXPECT(OK, cu.cuStreamEndCapture(stream, &graph));
+    EXPECT(CAPTURE_UNSUPPORTED, more.cuMemAllocAsync(&address, MiB, other));
+    EXPECT(CAPTURE_UNSUPPORTED, more.cuMemFreeAsync(address, other));
+    EXPECT(CAPTURE_INVALIDATED, cu.cuStreamEndCapture(stream, &graph));
 }
 
 /* One call during a capture: its code, and what it does to the capture. */
@@ -364,6 +369,8 @@ static void allocation_on_another_stream_during_a_capture(void)
         EXPECT(code, call);                                                                        \
         EXPECT(end_code, cu.cuStreamEndCapture(stream, &graph_));                                  \
     } while (0)
+
+#define FORBIDDEN(call) DURING(CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, call)
 
 static void pool_calls_during_a_capture(void)
 {
@@ -376,14 +383,14 @@ static void pool_calls_during_a_capture(void)
     int flags = 0;
     DURING(OK, OK, more.cuDeviceGetDefaultMemPool(&spare, 0));
     DURING(OK, OK, more.cuDeviceGetMemPool(&spare, 0));
-    DURING(OK, OK, more.cuDeviceSetMemPool(0, default_pool()));
-    DURING(OK, OK, more.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value));
-    DURING(OK, OK, more.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value));
-    DURING(OK, OK, more.cuMemPoolGetAccess(&flags, pool, &here));
-    DURING(OK, OK, more.cuMemPoolSetAccess(pool, &access, 1));
-    DURING(OK, OK, more.cuMemPoolTrimTo(pool, 0));
-    DURING(OK, OK, more.cuMemPoolCreate(&spare, &properties));
-    DURING(OK, OK, more.cuMemPoolDestroy(spare));
+    FORBIDDEN(more.cuDeviceSetMemPool(0, default_pool()));
+    FORBIDDEN(more.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value));
+    FORBIDDEN(more.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value));
+    FORBIDDEN(more.cuMemPoolGetAccess(&flags, pool, &here));
+    FORBIDDEN(more.cuMemPoolSetAccess(pool, &access, 1));
+    FORBIDDEN(more.cuMemPoolTrimTo(pool, 0));
+    FORBIDDEN(more.cuMemPoolCreate(&spare, &properties));
+    FORBIDDEN(more.cuMemPoolDestroy(spare));
 }
 
 const suite_case pool_misuse_cases[] = {
@@ -401,7 +408,8 @@ const suite_case pool_misuse_cases[] = {
     CASE(no_pool_is_asked),
     CASE(pool_attributes_that_are_none),
     CASE(what_is_in_use_is_not_set),
-    CASE(attributes_into_and_from_nothing),
+    CASE(attributes_into_nothing),
+    CASE_SIMULATED(attributes_from_nothing, WITH_CONTEXT),
     CASE(a_pools_own_device_has_access),
     CASE(access_of_what_is_no_device),
     CASE(access_of_nobody),

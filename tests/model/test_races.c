@@ -107,6 +107,13 @@ static unsigned queue_node(program *p, lane *l)
     return l->tail;
 }
 
+/* What is over when a stream is idle. A blocking stream waits for the default one only when it has
+   something to do; the default one is idle when all blocking streams are. */
+static unsigned idle_node(program *p, lane *l)
+{
+    return l->is_default ? queue_node(p, l) : l->tail;
+}
+
 static void host_learns(program *p, unsigned of)
 {
     unsigned n = order_node(&p->order);
@@ -298,7 +305,7 @@ static void step_record(program *p, lane *l)
         return;
     }
     OK(p->k.driver.cuEventRecord(f->handle, l->handle));
-    f->node = queue_node(p, l);
+    f->node = l->is_default ? queue_node(p, l) : node_behind(p, l);
 }
 
 static void step_record_context(program *p, lane *l)
@@ -321,7 +328,7 @@ static void step_wait(program *p, lane *l)
 static void step_synchronize_stream(program *p, lane *l)
 {
     OK(p->k.driver.cuStreamSynchronize(l->handle));
-    host_learns(p, queue_node(p, l));
+    host_learns(p, idle_node(p, l));
 }
 
 static void step_query_stream(program *p, lane *l)
@@ -329,7 +336,7 @@ static void step_query_stream(program *p, lane *l)
     CUresult code = p->k.driver.cuStreamQuery(l->handle);
     CHECK(code == CUDA_SUCCESS || code == CUDA_ERROR_NOT_READY);
     if (code == CUDA_SUCCESS) {
-        host_learns(p, node_behind(p, l));
+        host_learns(p, l->is_default ? node_behind(p, l) : l->tail);
     }
 }
 

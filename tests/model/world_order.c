@@ -118,8 +118,10 @@ static void record(world *w, fence *f, lane *l)
 {
     world_current(w, l->device);
     EXPECT(w, w->k.driver.cuEventRecord(f->handle, l->handle), 0);
-    world_queued(w, l);
-    memcpy(f->covers, l->knows, sizeof f->covers);
+    if (l->is_default) {
+        world_queued(w, l);
+    }
+    would_know(w, l, f->covers);
     f->recorded = true;
 }
 
@@ -175,7 +177,9 @@ static void synchronize_stream(world *w, lane *l)
 {
     world_current(w, l->device);
     EXPECT(w, w->k.driver.cuStreamSynchronize(l->handle), 0);
-    world_queued(w, l);
+    if (l->is_default) {
+        world_queued(w, l);
+    }
     world_host_learns(w, l->knows);
 }
 
@@ -184,7 +188,10 @@ static bool query_stream(world *w, lane *l)
     world_current(w, l->device);
     CUresult code = w->k.driver.cuStreamQuery(l->handle);
     uint64_t knows[LANES];
-    would_know(w, l, knows);
+    memcpy(knows, l->knows, sizeof knows);
+    if (l->is_default) { /* a blocking lane waits for it only when it has something to do */
+        would_know(w, l, knows);
+    }
     if (code == CUDA_SUCCESS) {
         world_host_learns(w, knows);
     } else if (code != CUDA_ERROR_NOT_READY || all_known(knows, w->host)) {

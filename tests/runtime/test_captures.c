@@ -148,6 +148,36 @@ static void a_graph_can_be_drawn(void)
     OK(cudaGraphDestroy(graph));
 }
 
+/* Pools, too: what is done on a stream that does not capture, and every question. */
+static void what_a_capture_forbids_of_pools(void)
+{
+    static const int modes[][2] = {{0, 0}, {0, 2}, {1, 0}, {2, 0}}; /* capture's, thread's */
+    cudaMemPool_t pool = NULL;
+    OK(cudaDeviceGetDefaultMemPool(&pool, 0));
+    for (int i = 0; i < 4; i++) {
+        int mode = modes[i][1];
+        int allowed = modes[i][0] == 2 || modes[i][1] == 2;
+        int code = allowed ? cudaSuccess : cudaErrorStreamCaptureUnsupported;
+        uint64_t value = 0;
+        void *more = NULL, *node = NULL;
+        cudaGraph_t graph = NULL;
+        OK(cudaStreamBeginCapture(one, modes[i][0]));
+        OK(cudaThreadExchangeStreamCaptureMode(&mode));
+        OK(cudaMallocAsync(&node, 100, one));
+        OK(cudaFreeAsync(node, one));
+        CHECK_EQ(cudaMallocAsync(&more, 100, two), code);
+        CHECK_EQ(cudaFreeAsync(more, two), code);
+        CHECK_EQ(cudaMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value), code);
+        OK(cudaThreadExchangeStreamCaptureMode(&mode));
+        CHECK_EQ(cudaStreamEndCapture(one, &graph),
+                 allowed ? cudaSuccess : cudaErrorStreamCaptureInvalidated);
+        if (graph != NULL) {
+            OK(cudaGraphDestroy(graph));
+        }
+        cudaGetLastError();
+    }
+}
+
 static void what_a_capture_forbids_ends_it(void)
 {
     void *more = NULL;
@@ -206,6 +236,7 @@ int main(void)
     RUN(dependencies_can_be_set);
     RUN(a_graph_can_be_drawn);
     RUN(what_a_capture_forbids_ends_it);
+    RUN(what_a_capture_forbids_of_pools);
     RUN(host_functions_are_called_in_their_turn);
     CHECK_EQ(ebbsim_hazards(), 0);
     CHECK(ebbsim_check() == NULL);

@@ -155,9 +155,42 @@ static void the_synchronous_free_takes_it_too(void)
     start_empty();
     OK(cudaMallocAsync(&a, MIB, one));
     CHECK_EQ(touch(one, a, MIB, EBBSIM_WRITE), 0);
-    OK(cudaFree(a));
+    OK(cudaFree(a)); /* waits for nothing */
+    OK(cudaDeviceSynchronize());
     CHECK_EQ(attribute(USED), 0);
     CHECK_EQ(ebbsim_hazards(), 0);
+}
+
+/* What a pool grows by lies behind what it had left over, and goes back without the rest. */
+static void an_allocation_lies_in_what_was_there_and_what_was_added(void)
+{
+    char *a = NULL, *b = NULL, *c = NULL, byte = 0;
+    start_empty();
+    keep(UINT64_MAX);
+    OK(cudaMallocAsync((void **)&a, 31 * MIB, one));
+    OK(cudaMallocAsync((void **)&b, 33 * MIB, one));
+    CHECK_EQ(attribute(RESERVED), 64 * MIB);
+    CHECK(b == a + 31 * MIB);
+    OK(cudaMemsetAsync(b, 5, 33 * MIB, one));
+    OK(cudaMemcpyAsync(a, b, 31 * MIB, cudaMemcpyDeviceToDevice, one));
+    OK(cudaMemcpyAsync(&byte, b + 33 * MIB - 1, 1, cudaMemcpyDeviceToHost, one));
+    OK(cudaStreamSynchronize(one));
+    CHECK_EQ(byte, 5);
+    CHECK(b[0] == 5 && b[MIB] == 5 && a[31 * MIB - 1] == 5);
+    CHECK_EQ(cudaMemsetAsync(b, 5, 34 * MIB, one), cudaErrorInvalidValue);
+    cudaGetLastError();
+    OK(cudaFreeAsync(b, one));
+    OK(cudaMallocAsync((void **)&c, 100 * MIB, one)); /* takes up where the free memory is */
+    CHECK_EQ(attribute(RESERVED), 160 * MIB);
+    OK(cudaMemsetAsync(c, 6, 100 * MIB, one));
+    OK(cudaFreeAsync(c, one));
+    OK(cudaStreamSynchronize(one));
+    OK(cudaMemPoolTrimTo(pool, 0));
+    CHECK_EQ(attribute(RESERVED), 32 * MIB);
+    CHECK_EQ(a[31 * MIB - 1], 5);
+    OK(cudaFreeAsync(a, one));
+    CHECK_EQ(ebbsim_hazards(), 0);
+    start_empty();
 }
 
 static void a_pool_of_ones_own(void)
@@ -201,6 +234,7 @@ int main(void)
     RUN(a_wait_gives_back_what_is_beyond_the_threshold);
     RUN(short_of_memory_a_pool_waits_for_what_was_freed);
     RUN(the_synchronous_free_takes_it_too);
+    RUN(an_allocation_lies_in_what_was_there_and_what_was_added);
     RUN(a_pool_of_ones_own);
     const char *wrong = ebbsim_check();
     CHECK_STR(wrong == NULL ? "" : wrong, "");
