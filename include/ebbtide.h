@@ -281,6 +281,7 @@ typedef struct ebb_range {
  * anything else, the caller fills the range on `stream` and calls ebb_vbar_filled(). Work that the
  * caller queues on `stream` from now on is ordered after every earlier use of the range's pages.
  * EBB_OFFLOADED: not resident, not pinned. Use a temporary.
+ * EBB_BUSY: asked by a page-out function, for a page that is being saved: not pinned.
  * EBB_GONE, EBB_INVALID (no bytes, past the end), EBB_FORKED; EBB_DRIVER_FAILED (ebb_device_failure()
  * says more), EBB_NO_HOST_MEMORY: not pinned.
  *

@@ -326,7 +326,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags)
     if (!peer->active) {
         return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
     }
-    if (user == owner || !sim.run->cards[user].peer || !sim.run->cards[owner].peer) {
+    if (user == owner || !sim_card(user)->peer || !sim_card(owner)->peer) {
         return sim_leave(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
     }
     if (sim.peers[user][owner]) {

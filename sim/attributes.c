@@ -209,7 +209,7 @@ CUresult sim_attribute(int device, int attribute, int *value)
         return CUDA_ERROR_INVALID_VALUE;
     }
     int figure = fixed[attribute];
-    *value = figure != 0 ? figure : card_attribute(&sim.run->cards[device], device, attribute);
+    *value = figure != 0 ? figure : card_attribute(sim_card(device), sim_place(device), attribute);
     return CUDA_SUCCESS;
 }
 
@@ -239,7 +239,7 @@ int ebbsim_card_get(int ordinal, ebbsim_card *card)
     pthread_mutex_lock(&sim.mutex);
     bool there = ordinal >= 0 && ordinal < card_count();
     if (there) {
-        *card = sim.run->cards[ordinal];
+        *card = sim.run->cards[ordinal]; /* any card, visible or not */
     }
     pthread_mutex_unlock(&sim.mutex);
     return there ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;

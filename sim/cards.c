@@ -157,13 +157,91 @@ int sim_cards_ready(void)
     return count;
 }
 
+/* ---- CUDA_VISIBLE_DEVICES ----------------------------------------------------------------------- */
+
+/* A word of it: an ordinal, or "GPU-" and a UUID or its beginning. -1: no such card. */
+static int place_of(const char *word)
+{
+    if (strncmp(word, "GPU-", 4) == 0) {
+        int found = -1;
+        for (int i = 0; i < sim.run->card_count; i++) {
+            char uuid[SIM_UUID_TEXT];
+            sim_uuid_text(i, uuid);
+            if (strncmp(uuid, word, strlen(word)) == 0) {
+                if (found >= 0) {
+                    return -1; /* the beginning of several */
+                }
+                found = i;
+            }
+        }
+        return found;
+    }
+    char *end = NULL;
+    long number = strtol(word, &end, 10);
+    return end == word || number < 0 || number >= sim.run->card_count ? -1 : (int)number;
+}
+
+void sim_uuid_text(int place, char text[SIM_UUID_TEXT])
+{
+    unsigned char b[16] = "ebbtide-sim-gpu";
+    b[15] = (unsigned char)place;
+    snprintf(text, SIM_UUID_TEXT,
+             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1],
+             b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14],
+             b[15]);
+}
+
+/* The list ends at the first word that is no card; one that names a card twice is empty. */
+int sim_cards_choose(void)
+{
+    const char *given = getenv("CUDA_VISIBLE_DEVICES");
+    sim.chosen = given != NULL;
+    sim.visible_count = 0;
+    if (given == NULL) {
+        return sim_card_count();
+    }
+    char text[1024], *rest = NULL;
+    snprintf(text, sizeof text, "%s", given);
+    for (char *word = strtok_r(text, ",", &rest); word != NULL; word = strtok_r(NULL, ",", &rest)) {
+        word += strspn(word, " ");
+        word[strcspn(word, " ")] = '\0';
+        int place = place_of(word);
+        if (place < 0) {
+            break;
+        }
+        for (int i = 0; i < sim.visible_count; i++) {
+            if (sim.visible[i] == place) {
+                sim.visible_count = 0;
+                return 0;
+            }
+        }
+        sim.visible[sim.visible_count++] = place;
+    }
+    return sim.visible_count;
+}
+
+int sim_card_count(void)
+{
+    return sim.chosen ? sim.visible_count : sim.run->card_count;
+}
+
+int sim_place(int device)
+{
+    return sim.chosen ? sim.visible[device] : device;
+}
+
+const ebbsim_card *sim_card(int device)
+{
+    return &sim.run->cards[sim_place(device)];
+}
+
 int ebbsim_foreign_use(int ordinal, uint64_t bytes)
 {
     pthread_mutex_lock(&sim.mutex);
     int code = CUDA_ERROR_INVALID_VALUE;
-    if (sim_run_open() && ordinal >= 0 && ordinal < sim.run->card_count) {
+    if (sim_run_open() && ordinal >= 0 && ordinal < sim_card_count()) {
         sim_run_lock();
-        sim.run->foreign[ordinal] = bytes;
+        sim.run->foreign[sim_place(ordinal)] = bytes;
         sim_run_unlock();
         code = CUDA_SUCCESS;
     }

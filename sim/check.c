@@ -57,8 +57,8 @@ static const char *check_charges(void)
     for (int i = 0; i < sim.run->frames_high; i++) {
         own -= sim.shared_frames[i] == NULL ? 0 : sim.shared_frames[i]->size;
     }
-    for (int i = 0; i < sim.run->card_count; i++) {
-        charged += sim_own_bytes(i) - (sim.contexts[i].active ? sim.run->cards[i].context : 0);
+    for (int i = 0; i < sim_card_count(); i++) {
+        charged += sim_own_bytes(i) - (sim.contexts[i].active ? sim_card(i)->context : 0);
     }
     return own != charged ? "S5: the bytes charged are not those of the frames" : NULL;
 }

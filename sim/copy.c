@@ -339,7 +339,7 @@ CUresult sim_copy(const char *call, stream *s, uint64_t to, int to_device, uint6
     w->snapshot_wanted = source == PLACE_PAGEABLE;
     w->source_pinned = source == PLACE_PINNED;
     w->between_devices = writer != s->device || reader != s->device;
-    price_copy(w, &sim.run->cards[s->device], target, source, writer == reader);
+    price_copy(w, sim_card(s->device), target, source, writer == reader);
     bool waits = target == PLACE_PAGEABLE || (source == PLACE_PAGEABLE && !staging_has_room(s, w));
     CUresult code = submit(s, w);
     if (code == CUDA_SUCCESS && waits && s->capture == NULL) {
@@ -369,7 +369,7 @@ CUresult sim_set(const char *call, stream *s, uint64_t to, uint32_t value, uint6
     if (w == NULL || !sim_work_ranges(w, &touched, 1)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    const ebbsim_card *card = &sim.run->cards[s->device];
+    const ebbsim_card *card = sim_card(s->device);
     w->effect = width == 1 ? EFFECT_SET8 : EFFECT_SET32;
     w->engine = ENGINE_COMPUTE;
     w->duration = card->kernel_latency + (uint64_t)(1e9 * (double)bytes / card->memory_rate);
@@ -431,7 +431,7 @@ static CUresult launch(const ebbsim_work *given, stream *s, bool *kept)
     if (w == NULL || !sim_work_ranges(w, given->ranges, given->range_count)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    const ebbsim_card *card = &sim.run->cards[s->device];
+    const ebbsim_card *card = sim_card(s->device);
     double bytes = 0;
     for (size_t i = 0; i < given->range_count; i++) {
         bytes += (double)given->ranges[i].bytes;

@@ -103,7 +103,8 @@ CUresult cuInit(unsigned flags)
         code = CUDA_ERROR_NOT_INITIALIZED;
     }
     if (code == CUDA_SUCCESS && !sim.initialised) {
-        code = sim_cards_ready() > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+        code =
+            sim_cards_ready() > 0 && sim_cards_choose() > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
         sim.initialised = code == CUDA_SUCCESS;
     }
     return sim_leave(code);
@@ -125,7 +126,7 @@ CUresult cuDriverGetVersion(int *version)
 
 static bool is_device(CUdevice device)
 {
-    return device >= 0 && device < sim.run->card_count;
+    return device >= 0 && device < sim_card_count();
 }
 
 /* Enter, and check a result pointer and a device. */
@@ -145,7 +146,7 @@ CUresult cuDeviceGetCount(int *count)
 {
     CUresult code = enter_device(FN_cuDeviceGetCount, count, 0);
     if (code == CUDA_SUCCESS) {
-        *count = sim.run->card_count;
+        *count = sim_card_count();
     }
     return sim_leave(code);
 }
@@ -166,7 +167,7 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS) {
-        snprintf(name, (size_t)length, "%s", sim.run->cards[device].name);
+        snprintf(name, (size_t)length, "%s", sim_card(device)->name);
     }
     return sim_leave(code);
 }
@@ -176,7 +177,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
     CUresult code = enter_device(FN_cuDeviceGetUuid_v2, uuid, device);
     if (code == CUDA_SUCCESS) {
         memcpy(uuid->bytes, "ebbtide-sim-gpu", 16);
-        uuid->bytes[15] = (char)device;
+        uuid->bytes[15] = (char)sim_place(device);
     }
     return sim_leave(code);
 }
@@ -185,7 +186,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     CUresult code = enter_device(FN_cuDeviceTotalMem_v2, bytes, device);
     if (code == CUDA_SUCCESS) {
-        *bytes = sim.run->cards[device].memory;
+        *bytes = sim_card(device)->memory;
     }
     return sim_leave(code);
 }
@@ -206,7 +207,7 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
         code = CUDA_ERROR_INVALID_DEVICE;
     }
     if (code == CUDA_SUCCESS) {
-        *can = device != peer && sim.run->cards[device].peer && sim.run->cards[peer].peer;
+        *can = device != peer && sim_card(device)->peer && sim_card(peer)->peer;
     }
     return sim_leave(code);
 }
@@ -222,7 +223,7 @@ CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice device, CUd
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS) {
-        bool peers = sim.run->cards[device].peer && sim.run->cards[peer].peer;
+        bool peers = sim_card(device)->peer && sim_card(peer)->peer;
         *value = attribute == 2 && peers;
     }
     return sim_leave(code);
@@ -235,7 +236,7 @@ CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
         code = CUDA_ERROR_INVALID_VALUE;
     }
     if (code == CUDA_SUCCESS) {
-        snprintf(text, (size_t)length, "0000:%02X:00.0", (unsigned)device + 1);
+        snprintf(text, (size_t)length, "0000:%02X:00.0", (unsigned)sim_place(device) + 1);
     }
     return sim_leave(code);
 }
@@ -249,11 +250,14 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
                           sscanf(text, "%x:%x", &bus, &slot) != 2))) {
         code = CUDA_ERROR_INVALID_VALUE;
     }
-    if (code == CUDA_SUCCESS && (domain != 0 || slot != 0 || !is_device((int)bus - 1))) {
-        code = CUDA_ERROR_INVALID_DEVICE;
-    }
     if (code == CUDA_SUCCESS) {
-        *device = (int)bus - 1;
+        code = CUDA_ERROR_INVALID_DEVICE;
+        for (int i = 0; i < sim_card_count() && domain == 0 && slot == 0; i++) {
+            if (sim_place(i) + 1 == (int)bus) {
+                *device = i;
+                code = CUDA_SUCCESS;
+            }
+        }
     }
     return sim_leave(code);
 }
@@ -272,13 +276,13 @@ context *sim_context_of(CUcontext handle)
 
 static CUresult activate(context *c, int device)
 {
-    CUresult code = sim_charge(device, sim.run->cards[device].context);
+    CUresult code = sim_charge(device, sim_card(device)->context);
     if (code != CUDA_SUCCESS) {
         return code;
     }
     stream *s = sim_stream_new(device, false, 0);
     if (s == NULL) {
-        sim_uncharge(device, sim.run->cards[device].context);
+        sim_uncharge(device, sim_card(device)->context);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     sim.streams_alive--; /* nobody made it, nobody destroys it */
@@ -300,7 +304,7 @@ static void deactivate(context *c)
     sim_stream_context_gone(c->device);
     sim_memory_context_gone(c->device);
     sim_host_context_gone(c->device);
-    sim_uncharge(c->device, sim.run->cards[c->device].context);
+    sim_uncharge(c->device, sim_card(c->device)->context);
     c->active = false;
     c->default_stream = NULL;
 }

@@ -15,7 +15,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     if (code == CUDA_SUCCESS) {
         int device = sim_current()->device;
         sim_orphans_check();
-        uint64_t used = sim_card_used(device), memory = sim.run->cards[device].memory;
+        uint64_t used = sim_card_used(device), memory = sim_card(device)->memory;
         if (total != NULL) {
             *total = memory;
         }
@@ -69,10 +69,10 @@ static CUresult check_properties(const CUmemAllocationProp *p)
         (p->requestedHandleTypes & FOREIGN_HANDLE_TYPES) != 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if (p->location.id < 0 || p->location.id >= sim.run->card_count) {
+    if (p->location.id < 0 || p->location.id >= sim_card_count()) {
         return CUDA_ERROR_INVALID_DEVICE;
     }
-    const ebbsim_card *card = &sim.run->cards[p->location.id];
+    const ebbsim_card *card = sim_card(p->location.id);
     bool supported = card->vmm && (p->requestedHandleTypes == 0 || card->exportable);
     return supported ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
@@ -240,7 +240,7 @@ static CUresult check_access(const CUmemAccessDesc *access, size_t count)
              access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)) {
             return CUDA_ERROR_INVALID_VALUE;
         }
-        if (access[i].location.id < 0 || access[i].location.id >= sim.run->card_count) {
+        if (access[i].location.id < 0 || access[i].location.id >= sim_card_count()) {
             return CUDA_ERROR_INVALID_VALUE;
         }
     }
@@ -256,7 +256,7 @@ static CUresult check_peers(uint64_t address, size_t size, const CUmemAccessDesc
         int owner = ((const mapping *)at)->frame->device;
         for (size_t i = 0; i < count; i++) {
             int user = access[i].location.id;
-            if (owner != user && (!sim.run->cards[owner].peer || !sim.run->cards[user].peer)) {
+            if (owner != user && (!sim_card(owner)->peer || !sim_card(user)->peer)) {
                 return CUDA_ERROR_INVALID_DEVICE;
             }
         }
@@ -292,7 +292,7 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
         return sim_leave(CUDA_ERROR_INVALID_VALUE);
     }
     if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || location->id < 0 ||
-        location->id >= sim.run->card_count) {
+        location->id >= sim_card_count()) {
         return sim_leave(CUDA_ERROR_INVALID_DEVICE);
     }
     *flags = m->chunk ? CU_MEM_ACCESS_FLAGS_PROT_NONE : m->access[location->id];

@@ -19,7 +19,7 @@ static CUmemoryPool handle_of(const pool *p)
 
 static bool is_device(int device)
 {
-    return device >= 0 && device < sim.run->card_count;
+    return device >= 0 && device < sim_card_count();
 }
 
 /* The pool that cuMemAllocAsync takes from. */
@@ -227,7 +227,7 @@ static CUresult may_access(const pool *p, const CUmemAccessDesc *access)
         return access->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE ? CUDA_ERROR_INVALID_DEVICE
                                                               : CUDA_SUCCESS;
     }
-    bool peers = sim.run->cards[user].peer && sim.run->cards[p->device].peer;
+    bool peers = sim_card(user)->peer && sim_card(p->device)->peer;
     return peers ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 

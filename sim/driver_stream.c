@@ -431,7 +431,8 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flag
 static CUresult elapsed(float *milliseconds, const event *start, const event *finish)
 {
     if (start == NULL || finish == NULL ||
-        ((start->flags | finish->flags) & CU_EVENT_DISABLE_TIMING) != 0) {
+        ((start->flags | finish->flags) & CU_EVENT_DISABLE_TIMING) != 0 ||
+        start->device != finish->device) { /* no clock is common to two */
         return CUDA_ERROR_INVALID_HANDLE;
     }
     if (start->captured || finish->captured) {

@@ -19,7 +19,7 @@ static uint64_t later(uint64_t a, uint64_t b)
 /* A copy shares the link with one that runs the other way, for as long as both run. */
 static uint64_t copy_time(const work *w, const context *c, uint64_t start)
 {
-    const ebbsim_card *card = &sim.run->cards[w->device];
+    const ebbsim_card *card = sim_card(w->device);
     uint64_t other = c->engine_end[w->engine == ENGINE_H2D ? ENGINE_D2H : ENGINE_H2D];
     double bytes = (double)w->bytes;
     double shared = other > start ? (double)(other - start) * 1e-9 * card->duplex_rate : 0;

@@ -222,14 +222,15 @@ void sim_run_close(void)
 
 /* ---- use ------------------------------------------------------------------------------------- */
 
-static uint64_t used_locked(int device)
+/* By the card's place in the run; what other files call takes the driver's ordinals. */
+static uint64_t used_locked(int place)
 {
-    uint64_t used = sim.run->foreign[device];
+    uint64_t used = sim.run->foreign[place];
     for (int i = 0; i < SIM_MAX_PROCESSES; i++) {
-        used += sim.run->processes[i].bytes[device];
+        used += sim.run->processes[i].bytes[place];
     }
     for (int i = 0; i < sim.run->frames_high; i++) {
-        if (sim.run->frames[i].inode != 0 && sim.run->frames[i].device == device) {
+        if (sim.run->frames[i].inode != 0 && sim.run->frames[i].device == place) {
             used += sim.run->frames[i].bytes;
         }
     }
@@ -248,16 +249,17 @@ static void bury_the_dead(void)
 
 CUresult sim_charge(int device, uint64_t bytes)
 {
+    int place = sim_place(device);
     sim_run_lock();
-    uint64_t memory = sim.run->cards[device].memory;
-    uint64_t used = used_locked(device);
+    uint64_t memory = sim.run->cards[place].memory;
+    uint64_t used = used_locked(place);
     if (used > memory || memory - used < bytes) {
         bury_the_dead();
-        used = used_locked(device);
+        used = used_locked(place);
     }
     bool fits = used <= memory && memory - used >= bytes;
     if (fits) {
-        sim.run->processes[sim.process].bytes[device] += bytes;
+        sim.run->processes[sim.process].bytes[place] += bytes;
     }
     sim_run_unlock();
     return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -265,24 +267,27 @@ CUresult sim_charge(int device, uint64_t bytes)
 
 void sim_uncharge(int device, uint64_t bytes)
 {
+    int place = sim_place(device);
     sim_run_lock();
-    sim.run->processes[sim.process].bytes[device] -= bytes;
+    sim.run->processes[sim.process].bytes[place] -= bytes;
     sim_run_unlock();
 }
 
 uint64_t sim_card_used(int device)
 {
+    int place = sim_place(device);
     sim_run_lock();
     bury_the_dead();
-    uint64_t used = used_locked(device);
+    uint64_t used = used_locked(place);
     sim_run_unlock();
     return used;
 }
 
 uint64_t sim_own_bytes(int device)
 {
+    int place = sim_place(device);
     sim_run_lock();
-    uint64_t bytes = sim.run->processes[sim.process].bytes[device];
+    uint64_t bytes = sim.run->processes[sim.process].bytes[place];
     sim_run_unlock();
     return bytes;
 }
@@ -290,6 +295,7 @@ uint64_t sim_own_bytes(int device)
 /* A frame leaves the process's own account for the run's: it may outlive the process now. */
 int sim_share_frame(uint64_t inode, uint64_t bytes, int device)
 {
+    int place = sim_place(device);
     int index = -1;
     sim_run_lock();
     for (int i = 0; i < SIM_MAX_SHARED_FRAMES && index < 0; i++) {
@@ -301,11 +307,9 @@ int sim_share_frame(uint64_t inode, uint64_t bytes, int device)
         sim.run->frames_high = index + 1;
     }
     if (index >= 0) {
-        sim.run->frames[index] = (shared_frame){.inode = inode,
-                                                .bytes = bytes,
-                                                .device = device,
-                                                .holders = (uint64_t)1 << sim.process};
-        sim.run->processes[sim.process].bytes[device] -= bytes;
+        sim.run->frames[index] = (shared_frame){
+            .inode = inode, .bytes = bytes, .device = place, .holders = (uint64_t)1 << sim.process};
+        sim.run->processes[sim.process].bytes[place] -= bytes;
     }
     sim_run_unlock();
     return index;

@@ -97,6 +97,13 @@ typedef struct run {
 } run;
 
 int sim_cards_ready(void); /* at cuInit: how many cards there are */
+int sim_cards_choose(
+    void); /* at cuInit: how many of them CUDA_VISIBLE_DEVICES lets this process see */
+int sim_card_count(void);  /* those it sees; the driver's ordinals are of them alone */
+int sim_place(int device); /* which of the run's cards that is */
+const ebbsim_card *sim_card(int device);
+enum { SIM_UUID_TEXT = 41 };
+void sim_uuid_text(int place, char text[SIM_UUID_TEXT]); /* as nvidia-smi writes it */
 void sim_run_lock(void);
 void sim_run_unlock(void);
 bool sim_run_open(void);  /* joins or makes the run; idempotent. false: no memory for it */
@@ -555,6 +562,8 @@ typedef struct simulator {
     int run_fd;
     int process; /* index in run->processes */
     bool opened, initialised, forked;
+    bool chosen; /* CUDA_VISIBLE_DEVICES was set at cuInit: */
+    int visible_count, visible[SIM_MAX_CARDS];
     int driver_version;
     context contexts[SIM_MAX_CARDS];
     stream *streams[SIM_MAX_STREAMS];

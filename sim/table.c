@@ -349,7 +349,7 @@ void ebbsim_reset(void)
     memset(sim.contexts, 0, sizeof sim.contexts);
     forget_plans();
     memset(&control, 0, sizeof control);
-    sim.initialised = false;
+    sim.initialised = sim.chosen = false;
     sim.driver_version = 13000;
     memset(sim_thread(), 0, sizeof(thread_state));
     pthread_mutex_unlock(&sim.mutex);

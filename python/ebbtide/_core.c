@@ -37,6 +37,22 @@ PyObject *raise_status(const state *s, ebb_status status, const char *detail)
     return PyErr_Format(type, *detail ? "%s: %s" : "%s", ebb_status_text(status), detail);
 }
 
+static struct PyModuleDef definition;
+
+const state *state_of(PyObject *object)
+{
+    /* A subclass's own type has no module, or another's: one of its bases has ours. */
+    for (PyTypeObject *type = Py_TYPE(object); type;
+         type = (PyTypeObject *)PyType_GetSlot(type, Py_tp_base)) {
+        PyObject *module = PyType_GetModule(type);
+        if (module && PyModule_GetDef(module) == &definition)
+            return PyModule_GetState(module);
+        PyErr_Clear();
+    }
+    PyErr_SetString(PyExc_TypeError, "a type of another module");
+    return NULL;
+}
+
 int size_of(PyObject *given, uint64_t *size)
 {
     *size = PyLong_AsUnsignedLongLong(given);
@@ -152,17 +168,18 @@ static PyObject *add_error(PyObject *module, const char *name, const char *doc, 
     return type;
 }
 
-static int add_types(PyObject *module)
+static int add_types(PyObject *module, state *s)
 {
     const struct {
         const char *name;
         PyType_Spec *spec;
-    } types[] = {{"Device", &device_spec}, {"VBAR", &vbar_spec}, {"Weight", &weight_spec}};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+    } types[TYPES] = {[DEVICE] = {"Device", &device_spec},
+                      [VBAR] = {"VBAR", &vbar_spec},
+                      [WEIGHT] = {"Weight", &weight_spec}};
+    for (size_t i = 0; i < TYPES; i++) {
         PyObject *type = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
-        int status = type ? PyModule_AddObjectRef(module, types[i].name, type) : -1;
-        Py_XDECREF(type);
-        if (status < 0)
+        s->types[i] = (PyTypeObject *)type;
+        if (!type || PyModule_AddObjectRef(module, types[i].name, type) < 0)
             return -1;
     }
     return 0;
@@ -184,7 +201,7 @@ static int execute(PyObject *module)
     s->probe = PyStructSequence_NewType(&probe_desc);
     if (!s->probe || PyModule_AddObjectRef(module, "Probe", (PyObject *)s->probe) < 0)
         return -1;
-    if (add_types(module) < 0)
+    if (add_types(module, s) < 0)
         return -1;
     return PyModule_AddStringConstant(module, "version", ebb_version());
 }
@@ -196,6 +213,8 @@ static int traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(s->probe);
     for (size_t i = 0; i < KINDS; i++)
         Py_VISIT(s->errors[i]);
+    for (size_t i = 0; i < TYPES; i++)
+        Py_VISIT(s->types[i]);
     return 0;
 }
 
@@ -206,6 +225,8 @@ static int clear(PyObject *module)
     Py_CLEAR(s->probe);
     for (size_t i = 0; i < KINDS; i++)
         Py_CLEAR(s->errors[i]);
+    for (size_t i = 0; i < TYPES; i++)
+        Py_CLEAR(s->types[i]);
     return 0;
 }
 

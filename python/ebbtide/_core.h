@@ -13,12 +13,17 @@
 /* ---- _core.c: the module and its errors --------------------------------------------------------- */
 
 enum { KINDS = 14 }; /* of errors that have a type of their own */
+enum { DEVICE, VBAR, WEIGHT, TYPES };
 
 typedef struct state {
     PyObject *error;
     PyObject *errors[KINDS];
     PyTypeObject *probe;
+    PyTypeObject *types[TYPES];
 } state;
+
+/* The module's state, from an object of one of its types. NULL with an exception. */
+const state *state_of(PyObject *object);
 
 /* Raise the exception of a status, with more words if there are any. Always NULL. */
 PyObject *raise_status(const state *s, ebb_status status, const char *detail);
@@ -34,17 +39,21 @@ int add_size(PyObject *dict, const char *name, uint64_t value);
 enum { SEEN = 256 }; /* streams remembered; a place each, by hash */
 
 typedef struct device {
-    PyObject_HEAD const state *s;
+    PyObject_HEAD const state *s; /* NULL: never made */
     ebb_device handle;
     PyObject *index;     /* as PyTorch counts */
     PyObject *stream_of; /* called with the index: the current stream's address. Or NULL */
-    int beside; /* a simulated card beside PyTorch's devices: its streams are not PyTorch's */
+    int32_t number;      /* the same */
+    unsigned long long
+        stream_at; /* the same as a C function's address, where PyTorch has it. Or 0 */
+    int beside;    /* a simulated card beside PyTorch's devices: its streams are not PyTorch's */
     ebb_stream seen[SEEN];
 } device;
 
 extern PyType_Spec device_spec;
 
-/* The same, with the driver's own words, or `advice`, which says what to do. */
+/* The same, with the driver's own words, or `advice`, which says what to do. Without a device it is
+   about an object that was never made. */
 PyObject *fail(const device *d, ebb_status status, const char *advice);
 
 /* The stream that was given, or PyTorch's current one, or the legacy default stream. */
@@ -65,25 +74,32 @@ PyObject *core_attached_stats(PyObject *module, PyObject *given);
 /* ---- _core_vbar.c, _core_weight.c ------------------------------------------------------------------ */
 
 typedef struct vbar {
-    PyObject_HEAD device *device;
+    PyObject_HEAD device *device; /* NULL: never made */
     ebb_vbar handle;
     uint64_t address;
-    PyObject *page_out;
+    PyObject *page_out; /* the core has it too, until the VBAR is destroyed */
 } vbar;
 
 typedef struct weight {
-    PyObject_HEAD vbar *vbar;
+    PyObject_HEAD vbar *vbar; /* NULL: never made */
     uint64_t offset, bytes;
     uint64_t signature; /* under which it was filled last; 0: never */
     unsigned long pins;
-    ebb_stream used;   /* the stream of its last fault */
-    ebb_stream filled; /* and of its last fill */
-    bool mixed;        /* it has been used on more than one */
+    struct use {
+        ebb_stream stream;
+        unsigned long open; /* faults on it that have not been taken back, or are under way */
+    } * uses;
+    unsigned use_count;
 } weight;
 
 extern PyType_Spec vbar_spec, weight_spec;
 
-/* A use begins, or ends, on a stream: for what a weight remembers of it. */
-void weight_begun(weight *w, ebb_stream stream);
+/*
+ * A weight remembers the streams it is in use on: whoever fills it makes them wait for the fill. To be
+ * called before the fault, so that none is missed; exit takes one back, of this stream if there is one.
+ * false: out of memory, with an exception.
+ */
+bool weight_enter(weight *w, ebb_stream stream);
+void weight_exit(weight *w, ebb_stream stream);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-static const state *state_of(PyObject *module)
+static const state *state_in(PyObject *module)
 {
     return PyModule_GetState(module);
 }
@@ -26,7 +26,7 @@ PyObject *core_attach(PyObject *module, PyObject *arguments)
     status = ebb_attach(&options, detail, sizeof detail);
     Py_END_ALLOW_THREADS
     if (status != EBB_OK)
-        return raise_status(state_of(module), status, detail);
+        return raise_status(state_in(module), status, detail);
     Py_RETURN_NONE;
 }
 
@@ -39,7 +39,7 @@ PyObject *core_detach(PyObject *module, PyObject *unused)
     status = ebb_detach(&remaining);
     Py_END_ALLOW_THREADS
     if (status != EBB_OK)
-        return raise_status(state_of(module), status,
+        return raise_status(state_in(module), status,
                             "another library has replaced PyTorch's imports since");
     return PyLong_FromUnsignedLongLong(remaining);
 }
@@ -72,7 +72,7 @@ PyObject *core_attach_before(PyObject *module, PyObject *arguments)
     Py_END_ALLOW_THREADS
     free(segments);
     if (status != EBB_OK)
-        return raise_status(state_of(module), status, "");
+        return raise_status(state_in(module), status, "");
     Py_RETURN_NONE;
 }
 
@@ -101,7 +101,7 @@ PyObject *core_attached_stats(PyObject *module, PyObject *given)
     if (status == EBB_GONE)
         Py_RETURN_NONE;
     if (status != EBB_OK)
-        return raise_status(state_of(module), status, "");
+        return raise_status(state_in(module), status, "");
     return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "segments", t.segments, "segment_bytes",
                          t.bytes, "parked", t.parked, "parked_bytes", t.parked_bytes, "before",
                          t.before, "segments_reused", t.reused, "refusals", t.refusals);

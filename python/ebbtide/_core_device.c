@@ -11,9 +11,18 @@
 PyObject *fail(const device *d, ebb_status status, const char *advice)
 {
     char detail[256] = "";
-    if (status == EBB_DRIVER_FAILED || status == EBB_NO_ADDRESSES)
+    if (!d || !d->s) {
+        PyErr_SetString(PyExc_TypeError,
+                        "it was never made: a class of your own must call super().__init__()");
+        return NULL;
+    }
+    if (status == EBB_DRIVER_FAILED || status == EBB_NO_ADDRESSES) {
         ebb_device_failure(d->handle, detail, sizeof detail);
-    return raise_status(d->s, status, *detail ? detail : advice);
+        advice = detail;
+    }
+    if (status == EBB_FORKED)
+        advice = "start processes with multiprocessing's \"spawn\"";
+    return raise_status(d->s, status, advice);
 }
 
 /* ---- streams ----------------------------------------------------------------------------------- */
@@ -23,8 +32,8 @@ static int look_for_torch(device *d)
 {
     if (d->beside)
         return 0;
-    PyObject *modules = PyImport_GetModuleDict();
-    if (!PyDict_GetItemString(modules, "torch"))
+    PyObject *torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+    if (!torch || torch == Py_None) /* None: somebody forbids it */
         return 0;
     PyObject *done = PyObject_CallMethod((PyObject *)d, "_meet_torch", NULL);
     Py_XDECREF(done);
@@ -43,12 +52,17 @@ static int meet_stream(device *d, ebb_stream stream, size_t place)
     return 0;
 }
 
+static int stream_at(PyObject *address, ebb_stream *stream)
+{
+    unsigned long long number = PyLong_AsUnsignedLongLong(address);
+    *stream = (ebb_stream)(uintptr_t)number;
+    return number == (unsigned long long)-1 && PyErr_Occurred() ? -1 : 0;
+}
+
 static int given_stream(PyObject *given, ebb_stream *stream)
 {
-    if (PyLong_Check(given)) {
-        *stream = PyLong_AsVoidPtr(given);
-        return *stream || !PyErr_Occurred() ? 0 : -1;
-    }
+    if (PyLong_Check(given))
+        return stream_at(given, stream);
     /* torch.cuda.Stream, or anything that looks like one */
     PyObject *address = PyObject_GetAttrString(given, "cuda_stream");
     if (!address) {
@@ -57,9 +71,9 @@ static int given_stream(PyObject *given, ebb_stream *stream)
                      given);
         return -1;
     }
-    *stream = PyLong_AsVoidPtr(address);
+    int status = stream_at(address, stream);
     Py_DECREF(address);
-    return *stream || !PyErr_Occurred() ? 0 : -1;
+    return status;
 }
 
 /* The stream that was given, or PyTorch's current one, or the legacy default stream. */
@@ -70,11 +84,15 @@ int stream_for(device *d, PyObject *given, ebb_stream *stream)
         return given_stream(given, stream);
     if (!d->stream_of && (look_for_torch(d) < 0 || !d->stream_of))
         return PyErr_Occurred() ? -1 : 0;
-    PyObject *address = PyObject_CallFunctionObjArgs(d->stream_of, d->index, NULL);
-    if (!address)
-        return -1;
-    *stream = PyLong_AsVoidPtr(address);
-    Py_DECREF(address);
+    /* The C function, where there is one and it answers; else Python's, which says what is wrong. */
+    typedef int32_t (*current)(int32_t index, void **stream);
+    if (!d->stream_at || ((current)(uintptr_t)d->stream_at)(d->number, stream) != 0) {
+        PyObject *address = PyObject_CallFunctionObjArgs(d->stream_of, d->index, NULL);
+        if (!address)
+            return -1;
+        *stream = PyLong_AsVoidPtr(address);
+        Py_DECREF(address);
+    }
     if (!*stream)
         return PyErr_Occurred() ? -1 : 0;
     size_t place = ((uintptr_t)*stream >> 6) % SEEN;
@@ -85,6 +103,10 @@ int stream_for(device *d, PyObject *given, ebb_stream *stream)
 int stream_argument(device *d, PyObject *const *arguments, Py_ssize_t count, PyObject *names,
                     Py_ssize_t before, const char *method, ebb_stream *stream)
 {
+    if (!d) {
+        fail(d, EBB_GONE, "");
+        return -1;
+    }
     PyObject *given = count > before ? arguments[before] : NULL;
     Py_ssize_t named = names ? PyTuple_Size(names) : 0;
     if (named == 1 && count == before &&
@@ -105,25 +127,21 @@ static int device_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     static char *names[] = {"index", "limit", "headroom", "library", "beside", NULL};
     device *d = (device *)self;
     PyObject *limit = Py_None, *headroom = Py_None, *library = Py_None, *path = NULL;
+    int beside = 0;
     ebb_device_options options = {
         .size = sizeof options, .limit = EBB_DEFAULT, .headroom = EBB_DEFAULT};
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "i|OOOp", names, &options.index, &limit,
-                                     &headroom, &library, &d->beside))
+                                     &headroom, &library, &beside))
         return -1;
+    if (d->index) {
+        PyErr_SetString(PyExc_TypeError, "a Device is opened once");
+        return -1;
+    }
     if ((limit != Py_None && size_of(limit, &options.limit) < 0) ||
         (headroom != Py_None && size_of(headroom, &options.headroom) < 0) ||
-        (library != Py_None && !PyUnicode_FSConverter(library, &path)))
+        !(d->s = state_of(self)) || (library != Py_None && !PyUnicode_FSConverter(library, &path)))
         return -1;
-    PyObject *module = PyType_GetModule(Py_TYPE(self));
-    /* A subclass's own type has no module of ours: its base has. */
-    for (PyTypeObject *type = Py_TYPE(self); !module && type;) {
-        PyErr_Clear();
-        type = (PyTypeObject *)PyType_GetSlot(type, Py_tp_base);
-        module = type ? PyType_GetModule(type) : NULL;
-    }
-    if (!module)
-        return -1;
-    d->s = PyModule_GetState(module);
+    d->beside = beside;
     options.library = path ? PyBytes_AsString(path) : NULL;
     char detail[256] = "";
     ebb_status status;
@@ -135,7 +153,7 @@ static int device_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         raise_status(d->s, status, detail);
         return -1;
     }
-    Py_XDECREF(d->index);
+    d->number = options.index;
     d->index = PyLong_FromLong(options.index);
     return d->index ? 0 : -1;
 }
@@ -242,7 +260,7 @@ static PyObject *device_check(PyObject *self, PyObject *unused)
     status = ebb_check(d->handle, detail, sizeof detail);
     Py_END_ALLOW_THREADS
     if (status != EBB_OK)
-        return raise_status(d->s, status, *detail ? detail : "the device was closed");
+        return fail(d, status, *detail ? detail : "the device was closed");
     Py_RETURN_NONE;
 }
 
@@ -257,7 +275,10 @@ static PyObject *device_keep_stream(PyObject *self, PyObject *given)
     status = ebb_device_keep_stream(d->handle, stream);
     Py_END_ALLOW_THREADS
     if (status != EBB_OK)
-        return fail(d, status, "the per-thread default stream is another in every thread");
+        return fail(d, status,
+                    status == EBB_GONE
+                        ? "the device was closed"
+                        : "the per-thread default stream is another in every thread");
     Py_RETURN_NONE;
 }
 
@@ -313,6 +334,8 @@ static PyGetSetDef device_getset[] = {
 
 static PyMemberDef device_members[] = {
     {"index", T_OBJECT, offsetof(device, index), READONLY, "the GPU's number"},
+    {"_stream_at", T_ULONGLONG, offsetof(device, stream_at), 0,
+     "the same as a C function's address"},
     {"_stream_of", T_OBJECT, offsetof(device, stream_of), 0, "PyTorch's current stream, by index"},
     {"_beside", T_INT, offsetof(device, beside), READONLY, "not one of PyTorch's devices"},
     {NULL, 0, 0, 0, NULL},

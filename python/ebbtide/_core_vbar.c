@@ -8,13 +8,13 @@
 /* The page-out function is Python's: an exception keeps the page. */
 static int page_out(void *user, uint64_t offset, uint64_t bytes)
 {
-    vbar *v = user;
+    PyObject *function = user;
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *done = PyObject_CallFunction(v->page_out, "KK", (unsigned long long)offset,
+    PyObject *done = PyObject_CallFunction(function, "KK", (unsigned long long)offset,
                                            (unsigned long long)bytes);
     int failed = !done;
     if (failed)
-        PyErr_WriteUnraisable(v->page_out);
+        PyErr_WriteUnraisable(function);
     Py_XDECREF(done);
     PyGILState_Release(gil);
     return failed;
@@ -29,8 +29,17 @@ static int vbar_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO|pO", names, &d, &bytes, &options.rise,
                                      &function))
         return -1;
-    if (size_of(bytes, &options.bytes) < 0)
+    const state *s = state_of(self);
+    if (!s || size_of(bytes, &options.bytes) < 0)
         return -1;
+    if (!PyObject_TypeCheck(d, s->types[DEVICE])) {
+        PyErr_Format(PyExc_TypeError, "a VBAR is made on a Device, not on %R", d);
+        return -1;
+    }
+    if (!((device *)d)->s) {
+        fail(NULL, EBB_GONE, "");
+        return -1;
+    }
     if (function != Py_None && !PyCallable_Check(function)) {
         PyErr_SetString(PyExc_TypeError, "page_out is a function of (offset, bytes)");
         return -1;
@@ -45,7 +54,7 @@ static int vbar_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         Py_INCREF(function);
         v->page_out = function;
         options.page_out = page_out;
-        options.user = v;
+        options.user = function;
     }
     ebb_status status;
     Py_BEGIN_ALLOW_THREADS
@@ -58,7 +67,8 @@ static int vbar_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     if (status == EBB_OK)
         return 0;
     fail(v->device, status,
-         status == EBB_GONE ? "the device was closed" : "a VBAR has at least one byte");
+         status == EBB_GONE ? "the device was closed"
+                            : "a VBAR has at least one byte, and no more than can be counted");
     return -1;
 }
 
@@ -88,9 +98,9 @@ static int vbar_clear(PyObject *self)
 {
     /* The device stays until the end: destroying needs it. */
     vbar *v = (vbar *)self;
-    if (vbar_destroy(v) != EBB_OK)
-        PyErr_Clear();
-    Py_CLEAR(v->page_out);
+    ebb_status status = vbar_destroy(v);
+    if (status == EBB_OK || status == EBB_GONE)
+        Py_CLEAR(v->page_out);
     return 0;
 }
 
@@ -99,8 +109,8 @@ static void vbar_dealloc(PyObject *self)
     vbar *v = (vbar *)self;
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    vbar_destroy(v);
-    Py_XDECREF(v->page_out);
+    /* A VBAR that a graph still holds outlives this, and so does what it calls. */
+    vbar_clear(self);
     Py_XDECREF(v->device);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -248,11 +258,7 @@ static PyObject *ranges_of(vbar *v, PyObject *given, ebb_range **ranges, Py_ssiz
     *ranges = calloc((size_t)*count + 1, sizeof **ranges);
     for (Py_ssize_t i = 0; *ranges && i < *count; i++) {
         PyObject *item = PyTuple_GetItem(weights, i);
-        /* Whatever has our deallocator is a weight, or of a type made from it. */
-        PyObject *owner = PyObject_GetAttrString(item, "vbar");
-        Py_XDECREF(owner);
-        if (owner != (PyObject *)v) {
-            PyErr_Clear();
+        if (!PyObject_TypeCheck(item, v->device->s->types[WEIGHT]) || ((weight *)item)->vbar != v) {
             PyErr_Format(PyExc_ValueError, "%R is no weight of this VBAR", item);
             free(*ranges);
             Py_DECREF(weights);
@@ -294,15 +300,26 @@ static PyObject *vbar_fault(PyObject *self, PyObject *const *arguments, Py_ssize
         return NULL;
     uint64_t *signatures = calloc((size_t)n + 1, sizeof *signatures);
     ebb_status status = signatures ? EBB_OK : EBB_NO_HOST_MEMORY;
-    if (signatures && n) {
+    Py_ssize_t entered = 0;
+    while (status == EBB_OK && entered < n)
+        if (weight_enter((weight *)PyTuple_GetItem(weights, entered), stream))
+            entered++;
+        else
+            status = EBB_NO_HOST_MEMORY;
+    if (status == EBB_OK && n) {
         Py_BEGIN_ALLOW_THREADS
         status = ebb_vbar_fault_many(v->handle, ranges, (size_t)n, stream, signatures);
         Py_END_ALLOW_THREADS
     }
+    for (Py_ssize_t i = 0; i < entered; i++) {
+        weight *w = (weight *)PyTuple_GetItem(weights, i);
+        if (status == EBB_OK)
+            w->pins++;
+        else
+            weight_exit(w, stream);
+    }
     PyObject *answer = NULL;
     if (status == EBB_OK) {
-        for (Py_ssize_t i = 0; i < n; i++)
-            weight_begun((weight *)PyTuple_GetItem(weights, i), stream);
         answer = signature_list(signatures, n);
     } else if (status == EBB_OFFLOADED) {
         answer = Py_None;
@@ -328,17 +345,22 @@ static PyObject *vbar_unpin(PyObject *self, PyObject *const *arguments, Py_ssize
     PyObject *weights = ranges_of(v, arguments[0], &ranges, &n);
     if (!weights)
         return NULL;
+    /* Each weight's own pins first: a page counts those of all its weights. */
     ebb_status status = EBB_OK;
-    for (Py_ssize_t i = 0; i < n; i++)
-        if (!((weight *)PyTuple_GetItem(weights, i))->pins)
-            status = EBB_NOT_PINNED;
-    if (status == EBB_OK && n) {
+    Py_ssize_t taken = 0;
+    for (; taken < n && ((weight *)PyTuple_GetItem(weights, taken))->pins; taken++)
+        ((weight *)PyTuple_GetItem(weights, taken))->pins--;
+    if (taken < n)
+        status = EBB_NOT_PINNED;
+    else if (n) {
         Py_BEGIN_ALLOW_THREADS
         status = ebb_vbar_unpin_many(v->handle, ranges, (size_t)n, stream);
         Py_END_ALLOW_THREADS
     }
-    for (Py_ssize_t i = 0; i < n && status == EBB_OK; i++)
-        ((weight *)PyTuple_GetItem(weights, i))->pins--;
+    while (status != EBB_OK && taken)
+        ((weight *)PyTuple_GetItem(weights, --taken))->pins++;
+    while (taken)
+        weight_exit((weight *)PyTuple_GetItem(weights, --taken), stream);
     free(ranges);
     Py_DECREF(weights);
     if (status != EBB_OK)
@@ -348,10 +370,10 @@ static PyObject *vbar_unpin(PyObject *self, PyObject *const *arguments, Py_ssize
 
 static PyMethodDef vbar_methods[] = {
     {"fault", (PyCFunction)(void (*)(void))vbar_fault, METH_FASTCALL | METH_KEYWORDS,
-     "fault(weights, stream=None)\n--\n\n"
+     "fault($self, weights, /, stream=None)\n--\n\n"
      "Fault several weights, all or none: their signatures. None: offloaded, none pinned."},
     {"unpin", (PyCFunction)(void (*)(void))vbar_unpin, METH_FASTCALL | METH_KEYWORDS,
-     "unpin(weights, stream=None)\n--\n\nTake one fault() of each back."},
+     "unpin($self, weights, /, stream=None)\n--\n\nTake one fault() of each back."},
     {"close", vbar_close, METH_NOARGS, "Give everything back. Its weights cannot be used after."},
     {"prioritize", vbar_prioritize, METH_NOARGS,
      "Make it the most important of its device, and lift its watermark."},
@@ -359,7 +381,8 @@ static PyMethodDef vbar_methods[] = {
     {"free_memory", vbar_free_memory, METH_O,
      "Give up unpinned pages from the top until so many bytes are free. How many were."},
     {"graphs_gone", (PyCFunction)(void (*)(void))vbar_graphs_gone, METH_FASTCALL | METH_KEYWORDS,
-     "graphs_gone(stream=None)\n--\n\nNo graph that was captured with its weights exists any "
+     "graphs_gone($self, /, stream=None)\n--\n\nNo graph that was captured with its weights exists "
+     "any "
      "more."},
     {"stats", vbar_stats, METH_NOARGS, "Where it is and what was done: a dict of integers."},
     {"residency", vbar_residency, METH_NOARGS,

@@ -16,44 +16,71 @@ static int weight_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"vbar", "bytes", NULL};
     weight *w = (weight *)self;
-    PyObject *v, *bytes;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO", names, &v, &bytes) ||
-        size_of(bytes, &w->bytes) < 0)
+    PyObject *v, *given;
+    uint64_t bytes;
+    const state *s = state_of(self);
+    if (!s || !PyArg_ParseTupleAndKeywords(arguments, keywords, "OO", names, &v, &given) ||
+        size_of(given, &bytes) < 0)
         return -1;
+    if (!PyObject_TypeCheck(v, s->types[VBAR])) {
+        PyErr_Format(PyExc_TypeError, "a weight is a piece of a VBAR, not of %R", v);
+        return -1;
+    }
     if (w->vbar) {
         PyErr_SetString(PyExc_TypeError, "a weight is made once");
         return -1;
     }
     vbar *owner = (vbar *)v;
-    ebb_status status = ebb_vbar_alloc(owner->handle, w->bytes, &w->offset);
+    ebb_status status = ebb_vbar_alloc(owner->handle, bytes, &w->offset);
     if (status != EBB_OK) {
         char advice[128];
         snprintf(advice, sizeof advice,
                  status == EBB_FULL   ? "%llu bytes do not fit any more: make the VBAR larger"
                  : status == EBB_GONE ? "the VBAR was closed"
                                       : "a weight has at least one byte, not %llu",
-                 (unsigned long long)w->bytes);
+                 (unsigned long long)bytes);
         fail(owner->device, status, advice);
         return -1;
     }
     Py_INCREF(v);
+    w->bytes = bytes;
     w->vbar = owner;
+    return 0;
+}
+
+/* A page_out function may know the weights, which know the VBAR, which knows the function. */
+static int weight_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(((weight *)self)->vbar);
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+
+static int weight_clear(PyObject *self)
+{
+    weight *w = (weight *)self;
+    /* Pins that nobody can take back any more, each on its stream. */
+    for (; w->pins; w->pins--) {
+        unsigned i = 0;
+        while (i + 1 < w->use_count && !w->uses[i].open)
+            i++;
+        ebb_stream stream = w->uses[i].stream;
+        w->uses[i].open--;
+        ebb_vbar handle = w->vbar->handle;
+        Py_BEGIN_ALLOW_THREADS
+        ebb_vbar_unpin(handle, w->offset, w->bytes, stream);
+        Py_END_ALLOW_THREADS
+    }
+    Py_CLEAR(w->vbar);
     return 0;
 }
 
 static void weight_dealloc(PyObject *self)
 {
-    weight *w = (weight *)self;
     PyTypeObject *type = Py_TYPE(self);
-    /* Pins that nobody can take back any more. */
-    if (w->pins) {
-        ebb_vbar handle = w->vbar->handle;
-        Py_BEGIN_ALLOW_THREADS
-        while (w->pins--)
-            ebb_vbar_unpin(handle, w->offset, w->bytes, w->used);
-        Py_END_ALLOW_THREADS
-    }
-    Py_XDECREF(w->vbar);
+    PyObject_GC_UnTrack(self);
+    weight_clear(self);
+    free(((weight *)self)->uses);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -84,39 +111,78 @@ static ebb_status unpin(weight *w, ebb_stream stream)
     return status;
 }
 
-void weight_begun(weight *w, ebb_stream stream)
+static device *device_of(const weight *w)
 {
-    w->mixed |= (w->pins || w->signature) && w->used != stream;
-    w->used = stream;
-    w->pins++;
+    return w->vbar ? w->vbar->device : NULL;
+}
+
+bool weight_enter(weight *w, ebb_stream stream)
+{
+    unsigned free_place = w->use_count;
+    for (unsigned i = 0; i < w->use_count; i++) {
+        if (w->uses[i].stream == stream) {
+            w->uses[i].open++;
+            return true;
+        }
+        if (!w->uses[i].open)
+            free_place = i;
+    }
+    if (free_place == w->use_count) {
+        struct use *more = realloc(w->uses, (w->use_count + 1) * sizeof *more);
+        if (!more) {
+            PyErr_NoMemory();
+            return false;
+        }
+        w->uses = more;
+        w->use_count++;
+    }
+    w->uses[free_place] = (struct use){stream, 1};
+    return true;
+}
+
+void weight_exit(weight *w, ebb_stream stream)
+{
+    struct use *found = NULL;
+    for (unsigned i = 0; i < w->use_count; i++)
+        if (w->uses[i].open && (!found || w->uses[i].stream == stream))
+            found = &w->uses[i];
+    if (found)
+        found->open--;
+}
+
+/* Python may know of memory that PyTorch caches and does not use: 1 if it has got some back. */
+static int make_room(const weight *w, device *d)
+{
+    PyObject *more =
+        PyObject_CallMethod((PyObject *)d, "_make_room", "K", (unsigned long long)w->bytes);
+    int again = more ? PyObject_IsTrue(more) : -1;
+    Py_XDECREF(more);
+    return again;
 }
 
 static PyObject *weight_fault(PyObject *self, PyObject *const *arguments, Py_ssize_t count,
                               PyObject *names)
 {
     weight *w = (weight *)self;
-    device *d = w->vbar->device;
+    device *d = device_of(w);
     ebb_stream stream;
     if (stream_argument(d, arguments, count, names, 0, "fault", &stream) < 0)
         return NULL;
+    if (!weight_enter(w, stream))
+        return NULL;
     uint64_t signature;
     ebb_status status = fault(w, stream, &signature);
-    if (status == EBB_OFFLOADED) {
-        /* Python may know of memory that PyTorch caches and does not use. */
-        PyObject *more =
-            PyObject_CallMethod((PyObject *)d, "_make_room", "K", (unsigned long long)w->bytes);
-        if (!more)
-            return NULL;
-        int again = PyObject_IsTrue(more);
-        Py_DECREF(more);
-        if (again)
-            status = fault(w, stream, &signature);
-    }
+    if (status == EBB_OFFLOADED && make_room(w, d) > 0)
+        status = fault(w, stream, &signature);
+    if (status != EBB_OK)
+        weight_exit(w, stream);
+    if (PyErr_Occurred())
+        return NULL;
     if (status == EBB_OFFLOADED)
         Py_RETURN_NONE;
     if (status != EBB_OK)
         return fail(d, status, "its VBAR was closed");
-    weight_begun(w, stream);
+    w->pins++;
     return PyLong_FromUnsignedLongLong(signature);
 }
 
@@ -124,61 +190,68 @@ static PyObject *weight_unpin(PyObject *self, PyObject *const *arguments, Py_ssi
                               PyObject *names)
 {
     weight *w = (weight *)self;
-    device *d = w->vbar->device;
+    device *d = device_of(w);
     ebb_stream stream;
     if (stream_argument(d, arguments, count, names, 0, "unpin", &stream) < 0)
         return NULL;
     if (!w->pins)
         return fail(d, EBB_NOT_PINNED, "unpin() goes with a fault() that did not give None");
+    w->pins--; /* before another thread can have it */
     ebb_status status = unpin(w, stream);
-    if (status != EBB_OK)
-        return fail(d, status, "its VBAR was closed");
-    w->pins--;
-    Py_RETURN_NONE;
+    if (status == EBB_OK) {
+        weight_exit(w, stream);
+        Py_RETURN_NONE;
+    }
+    w->pins++;
+    return fail(d, status, "its VBAR was closed");
+}
+
+/*
+ * Faults on other streams that came before this fill were not ordered after it, and are about to find
+ * its signature: order them now. A fault and its unpin do that.
+ */
+static void order_users(weight *w, ebb_stream filled)
+{
+    /* Python's lock may be dropped in between, and the array be another. */
+    for (unsigned i = 0; i < w->use_count; i++) {
+        ebb_stream stream = w->uses[i].stream;
+        uint64_t again;
+        if (w->uses[i].open && stream != filled && fault(w, stream, &again) == EBB_OK)
+            unpin(w, stream);
+    }
 }
 
 static PyObject *weight_filled(PyObject *self, PyObject *const *arguments, Py_ssize_t count,
                                PyObject *names)
 {
     weight *w = (weight *)self;
-    device *d = w->vbar->device;
+    device *d = device_of(w);
     ebb_stream stream;
     if (stream_argument(d, arguments, count, names, 1, "filled", &stream) < 0)
         return NULL;
     uint64_t signature;
     if (size_of(arguments[0], &signature) < 0)
         return NULL;
-    ebb_status status;
+    /* The page may be pinned all the same, for another weight. */
+    ebb_status status = EBB_NOT_PINNED;
+    if (!w->pins)
+        return fail(d, status, "filled() goes between fault() and unpin()");
     Py_BEGIN_ALLOW_THREADS
     status = ebb_vbar_filled(w->vbar->handle, w->offset, w->bytes, stream);
     Py_END_ALLOW_THREADS
     if (status != EBB_OK)
         return fail(d, status, "filled() goes between fault() and unpin()");
+    order_users(w, stream);
     w->signature = signature;
-    w->filled = stream;
     Py_RETURN_NONE;
 }
 
-/*
- * The signature of the last fill. A fill on another stream may have come after this thread's fault,
- * which then was not ordered after it: it is now.
- */
 static PyObject *weight_signature(PyObject *self, void *unused)
 {
     (void)unused;
-    weight *w = (weight *)self;
-    ebb_stream stream;
+    const weight *w = (weight *)self;
     if (!w->signature)
         Py_RETURN_NONE;
-    if (w->mixed && w->pins) {
-        if (stream_for(w->vbar->device, NULL, &stream) < 0)
-            return NULL;
-        uint64_t again;
-        if (stream != w->filled && fault(w, stream, &again) == EBB_OK) {
-            unpin(w, stream);
-            w->filled = stream; /* ordered after it, which is as good */
-        }
-    }
     return PyLong_FromUnsignedLongLong(w->signature);
 }
 
@@ -186,6 +259,8 @@ static PyObject *weight_address(PyObject *self, void *unused)
 {
     (void)unused;
     const weight *w = (weight *)self;
+    if (!w->vbar)
+        return fail(NULL, EBB_GONE, "");
     return PyLong_FromUnsignedLongLong(w->vbar->address + w->offset);
 }
 
@@ -236,6 +311,8 @@ static PyObject *weight_dlpack(PyObject *self, PyObject *unused)
 {
     (void)unused;
     weight *w = (weight *)self;
+    if (!w->vbar)
+        return fail(NULL, EBB_GONE, "");
     dl_managed *managed = calloc(1, sizeof *managed);
     if (!managed)
         return PyErr_NoMemory();
@@ -261,12 +338,13 @@ static PyObject *weight_dlpack(PyObject *self, PyObject *unused)
 
 static PyMethodDef weight_methods[] = {
     {"fault", (PyCFunction)(void (*)(void))weight_fault, METH_FASTCALL | METH_KEYWORDS,
-     "fault(stream=None)\n--\n\n"
+     "fault($self, /, stream=None)\n--\n\n"
      "Make it resident and pin it: its signature. None: offloaded, and not pinned."},
     {"unpin", (PyCFunction)(void (*)(void))weight_unpin, METH_FASTCALL | METH_KEYWORDS,
-     "unpin(stream=None)\n--\n\nTake one fault() back, once the stream's work so far is over."},
+     "unpin($self, /, stream=None)\n--\n\nTake one fault() back, once the stream's work so far is "
+     "over."},
     {"filled", (PyCFunction)(void (*)(void))weight_filled, METH_FASTCALL | METH_KEYWORDS,
-     "filled(signature, stream=None)\n--\n\n"
+     "filled($self, signature, /, stream=None)\n--\n\n"
      "It has been filled by work on the stream, under this signature of fault()."},
     {"_dlpack", weight_dlpack, METH_NOARGS, "Its bytes, as a DLPack capsule."},
     {NULL, NULL, 0, NULL},
@@ -290,6 +368,8 @@ static PyType_Slot weight_slots[] = {
     {Py_tp_doc,
      (void *)"A piece of a VBAR: addresses, and behind them memory that comes and goes."},
     {Py_tp_init, (void *)weight_init},
+    {Py_tp_traverse, (void *)weight_traverse},
+    {Py_tp_clear, (void *)weight_clear},
     {Py_tp_dealloc, (void *)weight_dealloc},
     {Py_tp_methods, weight_methods},
     {Py_tp_getset, weight_getset},
@@ -298,4 +378,5 @@ static PyType_Slot weight_slots[] = {
 };
 
 PyType_Spec weight_spec = {"ebbtide._core.Weight", sizeof(weight), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, weight_slots};
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+                           weight_slots};

@@ -134,6 +134,7 @@ def attach(
     _check()
     _core.attach(*sizes, mask)
     _attached = True
+    _asking.clear()
     _wrap_pools()
     if torch.cuda.is_initialized():
         _count_before(mask)
@@ -186,7 +187,7 @@ def memory_stats(device: int | torch.device | None = None) -> dict[str, int]:
 class _Asking:
     """When to flush PyTorch's cache for a weight: as policy.c does for PyTorch's own requests."""
 
-    MOST_SETBACKS = 10
+    SHIFT, MOST_SETBACKS = 5, 4
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -198,7 +199,7 @@ class _Asking:
     def flush(self, index: int, size: int) -> bool:
         with self.lock:
             self.pressures += 1
-            if self.pressures < 1 << min(self.setbacks, self.MOST_SETBACKS):
+            if self.pressures < 1 << self.SHIFT * min(self.setbacks, self.MOST_SETBACKS):
                 return False
             stats = torch.cuda.memory_stats(index)
             reserved = stats["reserved_bytes.all.current"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,19 @@ def current_stream() -> Callable[[int], int]:
     return found
 
 
+def current_stream_at() -> int:
+    """The address of a C function that does the same, ten times as fast; 0 where there is none."""
+    if not torch.cuda.is_available():
+        return 0
+    try:
+        # Loaded already; only its name in this process is asked for.
+        library = ctypes.CDLL("libtorch_cuda.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        found = library.aoti_torch_get_current_cuda_stream
+    except (OSError, AttributeError):
+        return 0
+    return ctypes.cast(found, ctypes.c_void_p).value or 0
+
+
 def lasts(index: int, stream: int) -> bool:
     """Whether the current stream is one of PyTorch's own, which are never destroyed."""
     # An external stream's id is its address; PyTorch's own have small numbers.
@@ -36,17 +51,19 @@ def over(weight: Weight, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
         count *= size
     if min(shape, default=0) < 0 or count * dtype.itemsize > weight.nbytes:
         raise ValueError(f"{list(shape)} of {dtype} do not fit into {weight!r}")
-    plain = torch.utils.dlpack.from_dlpack(weight._dlpack())
-    # Through the storage, not view(): some dtypes know no view.
-    typed = torch.empty(0, dtype=dtype, device=plain.device)
-    # Strides too: quantized dtypes do not work them out.
-    strides = torch.empty(shape, device="meta").stride()
-    return typed.set_(plain.untyped_storage(), 0, shape, strides)
+    # It is kept, and may be used outside of inference_mode() later.
+    with torch.inference_mode(False):
+        plain = torch.utils.dlpack.from_dlpack(weight._dlpack())
+        # Through the storage, not view(): some dtypes know no view.
+        typed = torch.empty(0, dtype=dtype, device=plain.device)
+        # Strides too: quantized dtypes do not work them out.
+        strides = torch.empty(shape, device="meta").stride()
+        return typed.set_(plain.untyped_storage(), 0, shape, strides)
 
 
 def temporary(weight: Weight, host: torch.Tensor) -> torch.Tensor:
     """The values of `host` where the weight would be, in memory of PyTorch's own."""
-    device = weight.vbar.device
+    device, host = weight.vbar.device, host.detach()
     if device._beside:
         return host.clone()
     return torch.empty_like(host, device=f"cuda:{device.index}").copy_(host, non_blocking=True)

@@ -11,17 +11,35 @@ docs/vbar.md tells the rest. What is about torch is in tensors.py, and loaded wh
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 from ebbtide import _core
 from ebbtide.sizes import parse
 
 if TYPE_CHECKING:
     import torch
+
+    from ebbtide.sim import Card
+
+_closed_cards: list[Card] = []
+_cards_lock = threading.Lock()
+
+
+def _card_of(memory: int) -> Card:
+    """A simulated card for one device: one that was closed is as good as new, and there can only be
+    so many."""
+    from ebbtide import sim
+
+    with _cards_lock:
+        known = [card for card in _closed_cards if not card.forgotten]
+        fitting = next((card for card in known if card.figures.memory == memory), None)
+        _closed_cards[:] = [card for card in known if card is not fitting]
+    return sim.Card(fitting.ordinal, fitting.figures) if fitting else sim.add_card(memory=memory)
 
 
 class Device(_core.Device):
@@ -41,13 +59,15 @@ class Device(_core.Device):
         headroom: int | str | None = None,
         memory: int | str | None = None,
     ) -> None:
-        self._card: Any = None
+        if self.index is not None:
+            raise TypeError("a Device is opened once")
+        self._card: Card | None = None
         sizes = [None if size is None else parse(size) for size in (limit, headroom)]
         if index == "sim":
             from ebbtide import sim
 
-            self._card = sim.add_card(memory=parse(memory or "8GiB"))
-            super().__init__(self._card.ordinal, *sizes, sim.path(), True)
+            self._card = _card_of(parse("8GiB" if memory is None else memory))
+            super().__init__(self._card.ordinal, *sizes, sim.library(), True)
             return
         if isinstance(index, str):
             raise ValueError(f"{index!r} is no GPU: give its number, or 'sim'")
@@ -72,9 +92,16 @@ class Device(_core.Device):
     def close(self) -> None:
         """Destroy its VBARs and give everything back. Busy if a weight is pinned."""
         super().close()
-        if self._card is not None:
-            self._card.close()
-            self._card = None
+        card, self._card = getattr(self, "_card", None), None
+        if card is not None:
+            card.close()
+            with _cards_lock:
+                _closed_cards.append(card)
+
+    def __del__(self) -> None:
+        # The card is closed after the device, and only if that could be.
+        with contextlib.suppress(_core.Error, TypeError):
+            self.close()
 
     @property
     def limit(self) -> int:
@@ -105,6 +132,7 @@ class Device(_core.Device):
         """torch has been imported: from now on its current stream is the one that counts."""
         from ebbtide import tensors
 
+        self._stream_at = tensors.current_stream_at()
         self._stream_of = tensors.current_stream()
 
     def _meet_stream(self, stream: int) -> None:
@@ -208,14 +236,17 @@ class Weight(_core.Weight):
 class Resident:
     """A weight in use, whatever it takes. Made by Weight.resident()."""
 
-    __slots__ = ("_host", "_pinned", "_weight")
+    __slots__ = ("_host", "_pins", "_weight")
 
     def __init__(self, weight: Weight, host: torch.Tensor) -> None:
         if host.nbytes > weight.nbytes:
             raise ValueError(f"{host.nbytes} bytes do not fit into {weight!r}")
         self._weight = weight
         self._host = host
-        self._pinned = False
+        self._pins = 0
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle or copy a weight in use")
 
     def __enter__(self) -> torch.Tensor:
         weight, host = self._weight, self._host
@@ -223,11 +254,12 @@ class Resident:
         with weight._filling:
             signature = weight.fault()
             if signature is not None:
-                self._pinned = True
+                self._pins += 1
                 try:
                     tensor = weight.tensor(host.shape, host.dtype)
                     if signature != weight.signature:
-                        tensor.copy_(host, non_blocking=True)
+                        # Values alone: the tensor stays, and must keep no graph.
+                        tensor.copy_(host.detach(), non_blocking=True)
                         weight.filled(signature)
                 except BaseException:
                     self.__exit__(None, None, None)
@@ -243,6 +275,6 @@ class Resident:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._pinned:
-            self._pinned = False
+        if self._pins:
+            self._pins -= 1
             self._weight.unpin()

@@ -36,6 +36,16 @@ cudaError_t cudaMalloc(void **out, size_t size)
     GIVE_POINTER(out, size == 0 ? cudaSuccess : RT_CALL(cuMemAlloc_v2, &address, size));
 }
 
+/* Memory of the current device, which the host can reach as it can all of it here. It stays there, and
+   there is no more of it than the device has. */
+cudaError_t cudaMallocManaged(void **out, size_t size, unsigned flags)
+{
+    if (flags != 1 && flags != 2) { /* cudaMemAttachGlobal, cudaMemAttachHost */
+        return rt_leave(cudaErrorInvalidValue);
+    }
+    return size == 0 ? rt_leave(cudaErrorInvalidValue) : cudaMalloc(out, size);
+}
+
 cudaError_t cudaMallocPitch(void **out, size_t *pitch, size_t width, size_t height)
 {
     if (out == NULL || pitch == NULL) {

@@ -241,3 +241,20 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned l
     (void)device, (void)link, (void)info;
     return NVML_ERROR_NOT_SUPPORTED;
 }
+
+/* ---- what a card that computes nothing has none of --------------------------------------------- */
+
+#define ABSENT(name)                                                                               \
+    NVML_API nvmlReturn_t name(nvmlDevice_t device);                                               \
+    nvmlReturn_t name(nvmlDevice_t device)                                                         \
+    {                                                                                              \
+        return ordinal_of(device) < 0 ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;    \
+    }
+
+ABSENT(nvmlDeviceGetTemperature)
+ABSENT(nvmlDeviceGetTemperatureV)
+ABSENT(nvmlDeviceGetPowerUsage)
+ABSENT(nvmlDeviceGetClockInfo)
+ABSENT(nvmlDeviceGetUtilizationRates)
+ABSENT(nvmlDeviceGetMemoryInfo)
+ABSENT(nvmlDeviceGetMemoryInfo_v2)

@@ -62,6 +62,7 @@ RT_API cudaError_t cudaDeviceDisablePeerAccess(int peer);
 /* ---- memory.c: memory ---- */
 
 RT_API cudaError_t cudaMalloc(void **out, size_t size);
+RT_API cudaError_t cudaMallocManaged(void **out, size_t size, unsigned flags);
 RT_API cudaError_t cudaMallocPitch(void **out, size_t *pitch, size_t width, size_t height);
 RT_API cudaError_t cudaFree(void *pointer);
 RT_API cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total);

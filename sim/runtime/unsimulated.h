@@ -153,7 +153,6 @@
     X(cudaMalloc3D)                                                                                \
     X(cudaMalloc3DArray)                                                                           \
     X(cudaMallocArray)                                                                             \
-    X(cudaMallocManaged)                                                                           \
     X(cudaMallocMipmappedArray)                                                                    \
     X(cudaMemAdvise)                                                                               \
     X(cudaMemPoolExportPointer)                                                                    \

@@ -206,6 +206,12 @@ typedef struct ebb__table {
     size_t bytes;
 } ebb__table;
 
+/* A thread inside a page-out function; in a list as long as it is. */
+typedef struct ebb__saver {
+    struct ebb__saver *next;
+    uint64_t thread;
+} ebb__saver;
+
 struct ebb__vbar {
     /* hot, read without the lock */
     _Atomic uint64_t id; /* the handle's; 0: not in use */
@@ -225,8 +231,7 @@ struct ebb__vbar {
     ebb__vbar *left, *right, *up; /* in the order of victims */
     uint64_t chance;              /* keeps that order balanced */
     ebb__bits resident, evictable;
-    unsigned busy;  /* threads in a call that has dropped the lock */
-    uint64_t saver; /* thread inside its page-out function, or 0 */
+    unsigned busy; /* threads in a call that has dropped the lock */
     ebb_page_out page_out;
     void *user;
     bool rise;
@@ -342,6 +347,7 @@ struct ebb__device {
     uint64_t departures;
     uint64_t faults; /* that took the lock */
     uint64_t page_outs;
+    ebb__saver *savers;
     uint64_t gone_hits, gone_misses, gone_offloaded,
         gone_evictions[EBB_REASONS]; /* destroyed VBARs' */
 
@@ -638,6 +644,9 @@ ebb_status ebb__page_drop_locked(ebb__vbar *vbar, uint64_t page) EBB__LOCKED;
    go now; if it is still LEAVING by `departure` it was put back. */
 bool ebb__page_settle_locked(ebb__vbar *vbar, uint64_t page, uint64_t departure,
                              bool save) EBB__LOCKED;
+
+/* Whether this thread is inside a page-out function: then it must not wait for another's. */
+bool ebb__page_saver_locked(const ebb__device *device) EBB__LOCKED;
 
 /* Give up a settled page for a reason: drop it, lower the watermark, count. */
 bool ebb__page_evict_locked(ebb__vbar *vbar, uint64_t page, ebb_reason reason) EBB__LOCKED;

@@ -197,17 +197,29 @@ static bool save_locked(ebb__vbar *vbar, uint64_t page) EBB__LOCKED
     uint64_t bytes = device->frame_bytes[ebb__page_kind_locked(vbar, page)];
     ebb_page_out page_out = vbar->page_out;
     void *user = vbar->user;
-    uint64_t before = vbar->saver;
     atomic_fetch_or(&p->word, EBB__SAVING);
     device->page_outs++;
-    vbar->saver = ebb__os_thread();
+    ebb__saver self = {.next = device->savers, .thread = ebb__os_thread()};
+    device->savers = &self;
     ebb__drop(device);
     int refused = page_out(user, offset, bytes);
     ebb__retake(device);
-    vbar->saver = before;
+    ebb__saver **at = &device->savers;
+    while (*at != &self)
+        at = &(*at)->next;
+    *at = self.next;
     atomic_fetch_and(&p->word, ~EBB__SAVING);
     ebb__os_wake_all(&device->changed);
     return refused == 0;
+}
+
+bool ebb__page_saver_locked(const ebb__device *device)
+{
+    uint64_t thread = ebb__os_thread();
+    for (const ebb__saver *saver = device->savers; saver; saver = saver->next)
+        if (saver->thread == thread)
+            return true;
+    return false;
 }
 
 bool ebb__page_settle_locked(ebb__vbar *vbar, uint64_t page, uint64_t departure, bool save)

@@ -390,8 +390,8 @@ static ebb_status fault_locked(call *c, uint64_t *signatures) EBB__LOCKED
         if (status != EBB_BUSY)
             break;
         unpin_all_locked(c);
-        if (vbar->saver == ebb__os_thread())
-            break; /* the page-out function itself: waiting would be for ever */
+        if (ebb__page_saver_locked(device))
+            break; /* a page-out function itself: it may be waiting for another, and so on, in a circle */
         ebb__await(device);
     }
     bool missing = request.need[EBB__LARGE] + request.need[EBB__SMALL] > 0;

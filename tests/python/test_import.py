@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import ebbtide
 from ebbtide import _core
 
@@ -33,20 +35,57 @@ def test_the_version_is_the_headers(repository):
 def test_every_status_has_its_exception(repository):
     header = (repository / "include/ebbtide.h").read_text()
     statuses = {name: int(value) for name, value in re.findall(r"X\((EBB_\w+), (-?\d+),", header)}
-    # Success is none, and the host's memory is Python's own MemoryError.
-    del statuses["EBB_OK"], statuses["EBB_NO_HOST_MEMORY"]
+    # Success is none, offloaded is None, and the host's memory is Python's own MemoryError.
+    del statuses["EBB_OK"], statuses["EBB_OFFLOADED"], statuses["EBB_NO_HOST_MEMORY"]
     kinds = {kind.status for kind in ebbtide.Error.__subclasses__()}
     assert kinds == set(statuses.values())
 
 
-def test_the_stub_names_what_the_extension_has():
+def stub():
+    """The stub's definitions that are there when the program runs, by name."""
     tree = ast.parse(Path(_core.__file__).with_name("_core.pyi").read_text())
-    stub = {
-        node.target.id if isinstance(node, ast.AnnAssign) else node.name
-        for node in tree.body
-        if isinstance(node, (ast.AnnAssign, ast.ClassDef, ast.FunctionDef))
-    }
-    assert stub == {name for name in vars(_core) if not name.startswith("__")}
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign):
+            found[node.target.id] = node
+        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not any(
+            getattr(word, "id", "") == "type_check_only" for word in node.decorator_list
+        ):
+            found[node.name] = node
+    return found
+
+
+def test_the_stub_names_what_the_extension_has():
+    assert set(stub()) == {name for name in vars(_core) if not name.startswith("__")}
+
+
+@pytest.mark.parametrize("kind", [_core.Device, _core.VBAR, _core.Weight])
+def test_the_stub_has_their_members(kind):
+    body = stub()[kind.__name__].body
+    methods = {n.name: n for n in body if isinstance(n, ast.FunctionDef) and not n.decorator_list}
+    attributes = {n.target.id for n in body if isinstance(n, ast.AnnAssign)}
+    attributes |= {n.name for n in body if isinstance(n, ast.FunctionDef) and n.decorator_list}
+    there = {name for name in vars(kind) if not name.startswith("__")}
+    assert {name for name in methods if name != "__init__"} | attributes == there
+    assert {name for name in there if callable(vars(kind)[name])} == set(methods) - {"__init__"}
+    for name, node in methods.items():
+        words = getattr(kind, name).__text_signature__
+        if name == "__init__" or words is None:  # those that take nothing, or one, say nothing
+            continue
+        arguments = node.args
+        positional = ["$self", *(a.arg for a in arguments.posonlyargs[1:])]
+        if not arguments.posonlyargs:
+            assert [a.arg for a in arguments.args[:1]] == ["self"]
+        named = [f"{a.arg}=None" for a in arguments.args if a.arg != "self"]
+        assert words == f"({', '.join([*positional, '/', *named])})", name
+
+
+@pytest.mark.parametrize("kind", [_core.Device, _core.VBAR])
+def test_what_cannot_be_set_is_a_property_in_the_stub(kind):
+    settable = {"limit", "headroom", "_stream_at", "_stream_of"}
+    for node in stub()[kind.__name__].body:
+        if isinstance(node, ast.AnnAssign):
+            assert node.target.id in settable, node.target.id
 
 
 def test_everything_exported_is_there():

@@ -238,7 +238,7 @@ def test_a_steady_loop_is_not_flushed_after_it_has_warmed_up(attached):
         tensors = [torch.empty(size * MIB // 4, device="cuda") for size in sizes]
         assert len(tensors) == 3
 
-    for _ in range(12):
+    for _ in range(24):
         step()
     refusals = ebbtide.memory_stats()["refusals"]
     allocated = torch.cuda.memory_stats()["num_device_alloc"]

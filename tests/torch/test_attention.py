@@ -68,3 +68,103 @@ def test_flash_attentions_random_state_is_as_this_pytorch_describes_it():
         assert (results["rng_state"].dtype, results["rng_state"].shape) == (torch.uint64, (2,))
     else:
         assert results["philox_seed"].dtype == results["philox_offset"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_dropout_is_drawn_again_by_the_backward_pass(backend):
+    def output(value):
+        torch.cuda.manual_seed(7)
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, value, dropout_p=0.375).float()
+
+    q, k, v = tensors("cuda")
+    first = output(v)
+    assert torch.equal(first, output(v))
+    # Linear in the values, so the gradient times a step is what the step makes of the output.
+    step = torch.ones_like(v)
+    (gradient,) = torch.autograd.grad(first.sum(), v)
+    change = output(step).sum() - output(torch.zeros_like(v)).sum()
+    assert torch.isclose((gradient.float() * step.float()).sum(), change, rtol=0.02)
+    with sdpa_kernel(backend):
+        assert not torch.equal(first, F.scaled_dot_product_attention(q, k, v, dropout_p=0.375))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.375])
+def test_a_bias_has_a_gradient(dropout):
+    q, k, v = (torch.randn(1, 2, 8, 16, device="cuda", requires_grad=True) for _ in range(3))
+    bias = torch.randn(1, 1, 8, 8, device="cuda", requires_grad=True)
+
+    def loss(backend=SDPBackend.EFFICIENT_ATTENTION):
+        torch.cuda.manual_seed(7)
+        with sdpa_kernel(backend):
+            made = F.scaled_dot_product_attention(q, k, v, bias.expand(1, 2, 8, 8), dropout)
+        return (made * torch.arange(16, device="cuda")).sum()
+
+    (gradient,) = torch.autograd.grad(loss(), bias)
+    step = torch.randn_like(bias)
+    with torch.no_grad():
+        bias += 0.01 * step
+        above = loss()
+        bias -= 0.02 * step
+        slope = (above - loss()) / 0.02
+    assert torch.isclose(slope, (gradient * step).sum(), rtol=0.01)
+
+
+def test_shared_keys_with_dropout():
+    q = torch.randn(1, 4, 8, 16, device="cuda", dtype=torch.half, requires_grad=True)
+    k, v = (
+        torch.randn(1, 2, 8, 16, device="cuda", dtype=torch.half, requires_grad=True)
+        for _ in range(2)
+    )
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        made = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, enable_gqa=True)
+    made.float().sum().backward()
+    assert made.shape == q.shape and k.grad.shape == k.shape and v.grad.shape == v.shape
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+@pytest.mark.parametrize("dropout", [0.0, 0.375])
+def test_the_generator_moves_on_for_dropout_only(backend, dropout):
+    q, k, v = tensors("cuda")
+    generator = torch.cuda.default_generators[0]
+    before = generator.get_offset()
+    with sdpa_kernel(backend):
+        made = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+    assert (generator.get_offset() > before) == (dropout > 0)
+    after = generator.get_offset()
+    made.float().sum().backward()
+    assert generator.get_offset() == after
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.375])
+def test_outputs_and_gradients_lie_token_by_token(dropout):
+    q, k, v = (torch.randn(2, 3, 8, 16, device="cuda", requires_grad=True) for _ in range(3))
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        made = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+    gradients = torch.autograd.grad(made, (q, k, v), torch.randn_like(made))
+    for tensor in (made, *gradients):
+        assert tensor.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_dropout_in_a_graph_is_drawn_at_each_launch(backend):
+    q, k, v = tensors("cuda")
+    gradient = torch.ones_like(q)
+
+    def step():
+        with sdpa_kernel(backend):
+            made = F.scaled_dot_product_attention(q, k, v, dropout_p=0.375)
+        return made.detach(), *torch.autograd.grad(made, (q, k, v), gradient)
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.graph(graph, stream=stream):
+        captured = step()
+    torch.cuda.manual_seed(3)
+    eager = [step(), step()]
+    torch.cuda.manual_seed(3)
+    for wanted in eager:
+        graph.replay()
+        for got, expected in zip(captured, wanted, strict=True):
+            assert torch.equal(got, expected)
+    assert not torch.equal(eager[0][0], eager[1][0])

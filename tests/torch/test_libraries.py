@@ -3,6 +3,7 @@ cards."""
 
 import copy
 import os
+import time
 
 import pytest
 import torch
@@ -120,6 +121,31 @@ def distributed(rank, kind, device, store, results):
     dist.destroy_process_group()
 
 
+def collect(results, processes):
+    """One answer of each process. If one dies, the others are ended: they would wait for it."""
+    answers = []
+    while len(answers) < len(processes):
+        if not results.empty():
+            answers.append(results.get())
+        elif any(p.exitcode not in (None, 0) for p in processes):
+            for process in processes:
+                process.terminate()
+            pytest.fail(f"a process ended with {[p.exitcode for p in processes]}")
+        else:
+            time.sleep(0.02)
+    return sorted(answers)
+
+
+def test_a_process_that_dies_fails_at_once():
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    processes = [context.Process(target=os._exit, args=(3,))]
+    processes[0].start()
+    with pytest.raises(pytest.fail.Exception, match="ended with"):
+        collect(context.SimpleQueue(), processes)
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_processes_train_on_two_cards_as_on_the_cpu(kind, tmp_path):
     import torch.multiprocessing as mp
@@ -136,7 +162,7 @@ def test_two_processes_train_on_two_cards_as_on_the_cpu(kind, tmp_path):
         ]
         for process in processes:
             process.start()
-        answers = sorted(results.get() for _ in processes)
+        answers = collect(results, processes)
         for process in processes:
             process.join()
             assert process.exitcode == 0

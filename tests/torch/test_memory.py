@@ -80,6 +80,10 @@ def test_random_numbers_follow_the_generators_state():
     own = torch.Generator("cuda").manual_seed(7)
     drawn = torch.randn(3, device="cuda", generator=own)
     assert torch.equal(torch.randn(3, device="cuda", generator=own.manual_seed(7)), drawn)
+    # An out= of another size runs twice, and draws once more.
+    small = torch.empty(2, device="cuda")
+    torch.randn(3, generator=own, out=small)
+    assert small.shape == (3,)
 
 
 def test_snapshots_and_statistics():

@@ -253,3 +253,82 @@ def test_an_error_leaves_everything_well():
             torch.mm(g, g[:2])
     assert (g @ g).sum().item() == 64
     assert sim.hazard_count() == 0
+
+
+# ---- precision -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_a_softmax_of_halves_in_single_precision(function):
+    x = torch.randn(3, 5, dtype=torch.half)
+
+    def run(device):
+        leaf = x.to(device).requires_grad_()
+        made = function(leaf, -1, dtype=torch.float32)
+        made.pow(2).sum().backward()
+        return made.detach().cpu(), leaf.grad.cpu()
+
+    (there, gradient), (here, expected) = run("cuda"), run("cpu")
+    assert there.dtype == torch.float32 and gradient.dtype == torch.half
+    assert torch.equal(there, here) and torch.allclose(gradient, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_a_recurrent_network_under_autocast(kind):
+    network = getattr(torch.nn, kind)(5, 6, num_layers=2, bidirectional=True).cuda()
+    x = torch.randn(3, 4, 5, device="cuda")
+    with torch.autocast("cuda"):
+        made, _ = network(x)
+    assert made.dtype == torch.half and made.grad_fn.name() == "CudnnRnnBackward0"
+    made.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in network.parameters())
+    assert torch.equal(made, network.half()(x.half())[0])
+
+
+def test_sizes_of_a_packed_sequence_are_the_hosts():
+    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.ones(2, 2, 3, device="cuda"), [2, 1])
+    wrong = torch.tensor([2, 1], device="cuda")
+    network = torch.nn.RNN(3, 4).cuda()
+    state = torch.zeros(1, 2, 4, device="cuda")
+    weights = network._flat_weights
+    with pytest.raises(RuntimeError, match="batch_sizes tensor should be on CPU"):
+        torch.rnn_tanh(packed.data, wrong, state, weights, True, 1, 0.0, False, False)
+
+
+def test_least_squares_has_one_driver():
+    a, b = torch.randn(4, 3), torch.randn(4, 2)
+    made = torch.linalg.lstsq(a.cuda(), b.cuda())
+    assert torch.equal(made.solution.cpu(), torch.linalg.lstsq(a, b, driver="gels").solution)
+    for driver in ("gelsy", "gelsd", "gelss"):
+        with pytest.raises(RuntimeError, match="other than `gels` is not supported on CUDA"):
+            torch.linalg.lstsq(a.cuda(), b.cuda(), driver=driver)
+
+
+# ---- tensors of other kinds ----------------------------------------------------------------------
+
+
+def test_quantized_tensors():
+    x = torch.randn(4, 4)
+    here = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+    there = torch.quantize_per_tensor(x.cuda(), 0.1, 0, torch.qint8)
+    assert there.is_cuda and torch.equal(there.int_repr().cpu(), here.int_repr())
+    assert torch.equal(here.cuda().dequantize().cpu(), here.dequantize())
+    with pytest.raises(NotImplementedError, match="quantized::add cannot run on the simulated GPU"):
+        torch.ops.quantized.add(there, there, 0.1, 0)
+
+
+def test_nested_tensors():
+    parts = [torch.randn(2, 3), torch.randn(4, 3)]
+    nested = torch.nested.as_nested_tensor([p.cuda() for p in parts])
+    products = torch.matmul(nested, nested.transpose(1, 2)).unbind()
+    assert all(torch.equal(m.cpu(), p @ p.T) for m, p in zip(products, parts, strict=True))
+    padded = nested.to_padded_tensor(-1.0)
+    assert padded.shape == (2, 4, 3) and torch.equal(padded[0, :2].cpu(), parts[0])
+    assert (padded[0, 2:] == -1).all()
+
+
+def test_code_made_at_run_time_is_refused_by_name():
+    if not hasattr(torch.cuda, "_compile_kernel"):
+        pytest.skip("this PyTorch compiles no kernels")
+    with pytest.raises(NotImplementedError, match="_compile_kernel cannot run on the simulated"):
+        torch.cuda._compile_kernel("__global__ void f() {}", "f")

@@ -16,7 +16,7 @@ static void every_status_has_its_name_and_a_sentence(void)
 static void success_is_zero_and_errors_are_negative(void)
 {
     CHECK_EQ(EBB_OK, 0);
-    /* And one answer is neither. */
+    CHECK_EQ(EBB_OFFLOADED, 1); /* an answer, and no error */
 #define CASE(name, value, sentence) CHECK((value) <= 0 || (name) == EBB_OFFLOADED);
     EBB_STATUSES(CASE)
 #undef CASE

@@ -212,7 +212,11 @@ def main() -> int:
     stage.title(f"on {torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
     for number, (title, act) in enumerate(ACTS, 1):
         stage.act(number, title)
-        act(story)
+        try:
+            act(story)
+        except ebbtide.Error as error:  # what follows builds on it
+            stage.holds(False, f"this was not to happen: {error}")
+            break
         stage.pause(0.3)
     return stage.end("More: docs/vbar.md, examples/vbar.py", "; {seconds}")
 

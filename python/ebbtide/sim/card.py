@@ -222,9 +222,14 @@ class Card:
         self.close()
 
     @property
+    def forgotten(self) -> bool:
+        """By sim.reset(): there is no such card any more."""
+        return self._resets != library().resets
+
+    @property
     def closed(self) -> bool:
-        """Closed, or forgotten by sim.reset()."""
-        return self._closed or self._resets != library().resets
+        """Closed, or forgotten."""
+        return self._closed or self.forgotten
 
     def close(self) -> None:
         """Give the context back; it waits for its work. Pinned memory, streams and events go."""

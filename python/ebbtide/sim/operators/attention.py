@@ -1,7 +1,7 @@
 """Fused attention: the GPU operators' outputs and memory, computed by the CPU's fused kernels.
 
 Each function here is the CPU's side of an operator that only a GPU has: it takes and returns CPU
-tensors, in the operator's own signature. None draws random numbers: there is no dropout.
+tensors, in the operator's own signature. They draw random numbers for dropout only.
 """
 
 from __future__ import annotations
@@ -10,30 +10,19 @@ from typing import Any
 
 import torch
 
+from ebbtide.sim.operators import attention_exact as exact
+
 Tensor = torch.Tensor
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default._op
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
 
-_SEED = torch.zeros((), dtype=torch.int64, device="cpu")
+# Seed and offset without dropout: they decide nothing, and a GPU's kernels do not set them.
+_NO_SEEDS = tuple(torch.zeros((), dtype=torch.int64, device="cpu") for _ in range(2))
 LSE_ALIGNMENT = 32  # to which the memory-efficient kernels pad a row of logarithms
 
 
-def _no_dropout(p: float) -> None:
-    if p > 0:
-        raise NotImplementedError(
-            "fused attention with dropout cannot run on the simulated GPU: the CPU's fused kernels "
-            "have no dropout. torch.nn.attention.sdpa_kernel(SDPBackend.MATH) does it"
-        )
-
-
-def _by_token(tensor: Tensor) -> Tensor:
-    """The same values, stored token by token, with a token's heads side by side."""
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def _seeds() -> tuple[Tensor, Tensor]:
-    """They decide nothing, and a GPU's kernels do not set them either."""
-    return torch.empty_like(_SEED), torch.empty_like(_SEED)
+def _seeds(dropout_p: float) -> tuple[Tensor, ...]:
+    return tuple(map(torch.zeros_like, _NO_SEEDS)) if dropout_p > 0 else _NO_SEEDS
 
 
 # Flash attention's state of random numbers is one tensor of two numbers, and one that is not used;
@@ -44,10 +33,10 @@ _ONE_STATE = any(
 )
 
 
-def _flash_state() -> tuple[Tensor, Tensor]:
+def _flash_state(dropout_p: float) -> tuple[Tensor, ...]:
     if _ONE_STATE:
-        return torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64)
-    return _seeds()
+        return tuple(torch.zeros(n, dtype=torch.uint64, device="cpu") for n in ((2,), ()))
+    return _seeds(dropout_p)
 
 
 def flash(
@@ -60,9 +49,13 @@ def flash(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    _no_dropout(dropout_p)
-    output, logsumexp = _forward(query, key, value, 0.0, is_causal, scale=scale)
-    seed, offset = _flash_state()
+    seed, offset = _flash_state(dropout_p)
+    if dropout_p > 0:
+        output, logsumexp = exact.forward(
+            query, key, value, None, dropout_p, is_causal, scale, seed
+        )
+    else:
+        output, logsumexp = _forward(query, key, value, 0.0, is_causal, scale=scale)
     return (
         output,
         logsumexp,
@@ -94,7 +87,10 @@ def flash_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _no_dropout(dropout_p)
+    if dropout_p > 0:
+        return exact.backward(
+            grad_out, query, key, value, None, dropout_p, is_causal, scale, philox_seed
+        )[:3]
     return _backward(
         grad_out, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=None, scale=scale
     )
@@ -111,16 +107,20 @@ def efficient(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _no_dropout(dropout_p)
-    output, logsumexp = _forward(
-        query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
-    )
-    padding = -logsumexp.size(2) % LSE_ALIGNMENT
+    seed, offset = _seeds(dropout_p)
+    if dropout_p > 0:
+        output, logsumexp = exact.forward(
+            query, key, value, attn_bias, dropout_p, is_causal, scale, seed
+        )
+    else:
+        output, logsumexp = _forward(
+            query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
+        )
     if not compute_log_sumexp:
         logsumexp = logsumexp.new_empty((query.size(0), query.size(1), 0))
-    elif padding:
+    elif padding := -logsumexp.size(2) % LSE_ALIGNMENT:
         logsumexp = torch.nn.functional.pad(logsumexp, (0, padding))
-    return _by_token(output), logsumexp, *_seeds()
+    return exact.by_token(output), logsumexp, seed, offset
 
 
 def efficient_backward(
@@ -139,12 +139,12 @@ def efficient_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    _no_dropout(dropout_p)
-    if attn_bias is not None and grad_input_mask[3]:
-        raise NotImplementedError(
-            "the gradient of attention's bias cannot run on the simulated GPU: the CPU's fused "
-            "kernels have none. torch.nn.attention.sdpa_kernel(SDPBackend.MATH) does it"
+    wanted = attn_bias is not None and grad_input_mask[3]
+    if dropout_p > 0 or wanted:
+        q, k, v, bias = exact.backward(
+            grad_out, query, key, value, attn_bias, dropout_p, is_causal, scale, philox_seed
         )
+        return q, k, v, bias if wanted else None
     gradients = _backward(
         grad_out,
         query,
@@ -157,7 +157,7 @@ def efficient_backward(
         attn_mask=attn_bias,
         scale=scale,
     )
-    q, k, v = map(_by_token, gradients)
+    q, k, v = map(exact.by_token, gradients)
     return q, k, v, None
 
 
@@ -173,11 +173,15 @@ def cudnn(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    _no_dropout(dropout_p)
-    output, logsumexp = _forward(
-        query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
-    )
-    seed, offset = _seeds()
+    seed, offset = _seeds(dropout_p)
+    if dropout_p > 0:
+        output, logsumexp = exact.forward(
+            query, key, value, attn_bias, dropout_p, is_causal, scale, seed
+        )
+    else:
+        output, logsumexp = _forward(
+            query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
+        )
     return (
         output,
         logsumexp,
@@ -210,7 +214,10 @@ def cudnn_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _no_dropout(dropout_p)
+    if dropout_p > 0:
+        return exact.backward(
+            grad_out, query, key, value, attn_bias, dropout_p, is_causal, scale, philox_seed
+        )[:3]
     return _backward(
         grad_out,
         query,
@@ -225,11 +232,14 @@ def cudnn_backward(
     )
 
 
-KERNELS = {
+FORWARD = {
     "aten::_scaled_dot_product_flash_attention": flash,
-    "aten::_scaled_dot_product_flash_attention_backward": flash_backward,
     "aten::_scaled_dot_product_efficient_attention": efficient,
-    "aten::_scaled_dot_product_efficient_attention_backward": efficient_backward,
     "aten::_scaled_dot_product_cudnn_attention": cudnn,
+}
+BACKWARD = {
+    "aten::_scaled_dot_product_flash_attention_backward": flash_backward,
+    "aten::_scaled_dot_product_efficient_attention_backward": efficient_backward,
     "aten::_scaled_dot_product_cudnn_attention_backward": cudnn_backward,
 }
+KERNELS = FORWARD | BACKWARD

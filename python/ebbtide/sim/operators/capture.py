@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ebbtide import _sim
+from ebbtide.sim.operators import randomness
 from ebbtide.sim.operators.memory import Ranges, alias
 
 Tensor = torch.Tensor
@@ -25,6 +26,18 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
             yield leaf
+
+
+def refuse_capture(name: str, index: int) -> None:
+    """Raise as a GPU does when a captured operator waits for its stream; the capture is lost."""
+    try:
+        torch.cuda.current_stream(index).synchronize()
+    except RuntimeError as error:
+        reason = str(error).split("\n", 1)[0]
+        raise RuntimeError(
+            f"{reason}: {name} cannot be captured in a CUDA graph, on the simulated GPU as on any "
+            "other: the shape of its result depends on the data, and it waits for that"
+        ) from None
 
 
 def capture(
@@ -76,6 +89,7 @@ def order_seeds() -> None:
 
     @functools.wraps(end)
     def capture_end(self: torch.cuda.CUDAGraph) -> None:
+        randomness.end_capture()
         end(self)
         torch.cuda.current_stream().synchronize()
 

@@ -145,7 +145,67 @@ def _product(kernel: Any, tensors: int) -> Any:
     return product
 
 
+def _softmax(kernel: Any) -> Any:
+    """Half precision in and single out, which the CPU's kernels do not have."""
+
+    def softmax(self: Tensor, dim: int, half_to_float: bool, **kwargs: Any) -> Tensor:
+        return kernel(self.float() if half_to_float else self, dim, False, **kwargs)
+
+    return softmax
+
+
+def _softmax_backward(kernel: Any, plain: Any) -> Any:
+    def backward(
+        grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype, **kwargs: Any
+    ) -> Tensor:
+        if input_dtype == grad_output.dtype:
+            return kernel(grad_output, output, dim, input_dtype, **kwargs)
+        made = plain(grad_output, output, dim, grad_output.dtype).to(input_dtype)
+        return _into(made, **kwargs)
+
+    return backward
+
+
+def _softmax_backwards(name: str) -> dict[str, Any]:
+    packet = getattr(aten, name)
+    plain = packet.default._op
+    return {
+        f"aten::{name}": _softmax_backward(plain, plain),
+        f"aten::{name}.out": _softmax_backward(packet.out._op, plain),
+    }
+
+
+def _into(made: Tensor, **kwargs: Tensor) -> Tensor:
+    """A result as it is, or in the one out= tensor that there may be."""
+    for out in kwargs.values():
+        return out.resize_(made.shape).copy_(made)
+    return made
+
+
+def lstsq(
+    self: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None, **outs: Any
+) -> Any:
+    """As on a GPU, which has one of the drivers only."""
+    if driver not in (None, "gels"):
+        raise RuntimeError(
+            "torch.linalg.lstsq: parameter `driver` other than `gels` is not supported on CUDA"
+        )
+    return torch.linalg.lstsq(self, b, rcond=rcond, driver="gels", **_named(outs))
+
+
+def _named(outs: dict[str, Any]) -> dict[str, Any]:
+    return {"out": tuple(outs.values())} if outs else {}
+
+
 KERNELS = {
+    "aten::_softmax": _softmax(aten._softmax.default._op),
+    "aten::_softmax.out": _softmax(aten._softmax.out._op),
+    **_softmax_backwards("_softmax_backward_data"),
+    "aten::_log_softmax": _softmax(aten._log_softmax.default._op),
+    "aten::_log_softmax.out": _softmax(aten._log_softmax.out._op),
+    **_softmax_backwards("_log_softmax_backward_data"),
+    "aten::linalg_lstsq": lstsq,
+    "aten::linalg_lstsq.out": lstsq,
     "aten::_fused_rms_norm_backward": rms_norm_backward,
     "aten::cudnn_grid_sampler": grid_sampler,
     "aten::cudnn_grid_sampler_backward": grid_sampler_backward,

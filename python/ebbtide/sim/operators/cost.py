@@ -33,8 +33,7 @@ def _convolution_backward(_: Any, x: Any, w: Any, *rest: Any, **__: Any) -> floa
 
 
 def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> float:
-    *batch, m, d = q.shape
-    return 2.0 * prod(batch) * m * k.shape[-2] * (d + v.shape[-1])
+    return 2.0 * q.numel() / max(q.size(-1), 1) * k.size(-2) * (q.size(-1) + v.size(-1))
 
 
 def _attention_backward(_: Any, q: Any, k: Any, v: Any, *__: Any, **___: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from ebbtide.sim.operators import (
     attention,
     batchnorm,
     capture,
+    comm,
     composed,
     copies,
     cudnn,
+    quantized,
     rnn,
     sparse,
     temporaries,
@@ -78,14 +81,14 @@ def _overload(qualified: str) -> Any:
     return getattr(packet, overload or "default")
 
 
-def _refuse(name: str) -> Callable[..., Any]:
+def _refuse(
+    name: str,
+    why: str = "PyTorch has a CUDA kernel for it and no CPU kernel that could stand in for it",
+) -> Callable[..., Any]:
     """For an operator that nothing can stand in for."""
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError(
-            f"{name} cannot run on the simulated GPU: PyTorch has a CUDA kernel for it and no CPU "
-            "kernel that could stand in for it"
-        )
+        raise NotImplementedError(f"{name} cannot run on the simulated GPU: {why}")
 
     return refuse
 
@@ -111,7 +114,9 @@ def _functions() -> Iterator[tuple[str, str, Any]]:
     for name in torch._C._dispatch_get_all_op_names():
         if not name.startswith(NAMESPACES):
             continue
-        if name in special:
+        if name in quantized.MAKE:
+            pass
+        elif name in special:
             yield name, "CUDA", special[name]
         elif name in kernels:
             yield name, "CUDA", _redirected(name, kernels[name])
@@ -137,7 +142,8 @@ def install() -> int:
     count = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is overridden is the point
-        for name, key, function in _functions():
+        extra = quantized.functions(_overload, _refuse)
+        for name, key, function in chain(_functions(), extra):
             namespace, _, rest = name.partition("::")
             if namespace not in libraries:
                 libraries[namespace] = torch.library.Library(namespace, "IMPL")
@@ -146,9 +152,14 @@ def install() -> int:
         for name, function in rnn.ENTRIES.items():
             for key in ("AutogradCUDA", "CUDA"):
                 libraries["aten"].impl(name.partition("::")[2], function, key)
+        libraries["aten"].impl("_cudnn_rnn", rnn.autocast, "AutocastCUDA")
     _libraries.extend(libraries.values())
     # Compiles what it launches at run time; nothing else tells whose it is.
-    torch._C._cuda_jiterator_compile_and_launch_kernel = _refuse("torch.cuda.jiterator")
+    torch._C._cuda_jiterator_compile_and_launch_kernel = _refuse(
+        "torch.cuda.jiterator", "it makes code for a GPU at run time"
+    )
+    torch.cuda._compile_kernel = _refuse("torch.cuda._compile_kernel", "NVRTC makes code for a GPU")
     capture.order_seeds()
+    comm.install()
     torch._C._jit_set_texpr_fuser_enabled(False)  # it would compile for a GPU that is not there
     return count

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ebbtide.sim.operators import attention
+from ebbtide.sim.operators.asserts import asserted
 from ebbtide.sim.operators.cost import formula
-from ebbtide.sim.operators.randomness import draw, with_default
+from ebbtide.sim.operators.randomness import generator_of, next_seed, with_default
 
 READ, WRITE = 1, 2
 # What an argument can be, by its type in the schema.
@@ -59,6 +60,22 @@ WAITS = {
     "aten::unique_dim_consecutive",
     "aten::bincount",
     "aten::repeat_interleave.Tensor",
+    "aten::equal",
+    "aten::_to_sparse",
+    "aten::_to_sparse.sparse_dim",
+    "aten::_to_sparse_csr",
+    "aten::_to_sparse_csc",
+    "aten::_to_sparse_bsr",
+    "aten::_to_sparse_bsc",
+}
+
+# These wait where an index is a mask, of which the data decides how much it selects.
+INDEXES = {
+    "aten::index.Tensor",
+    "aten::index.Tensor_out",
+    "aten::_unsafe_index.Tensor",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
 }
 
 # Results that are on the host on a GPU too, except in a graph, by their places: seeds.
@@ -78,6 +95,9 @@ def explained(name: str, error: Exception) -> Exception:
     """The CPU's refusal of a dtype, with the operator's name; any other error as it is."""
     if "simulated GPU" in str(error):
         return error  # it has been explained
+    on_device = asserted(name, error)
+    if on_device is not None:
+        return on_device
     if isinstance(error, NotImplementedError) or _NO_KERNEL.search(str(error)):
         first = str(error).split("\n", 1)[0]
         return type(error)(
@@ -127,24 +147,52 @@ class Plan:
             for r in schema.returns
         ]
         self.generator = any(str(a.type) == "Optional[Generator]" for a in arguments)
-        draws = torch.Tag.nondeterministic_seeded in op.tags and self.name not in attention.KERNELS
+        self.drops = self.name in attention.FORWARD  # draws for dropout, and nothing without
+        seeded = torch.Tag.nondeterministic_seeded in op.tags
+        draws = self.drops or (seeded and self.name not in attention.KERNELS)
         self.random = draws and not self.generator
         self.waits = self.name in WAITS
+        self.indexes = self.name in INDEXES
         self.host = HOST_RESULTS.get(self.name, ())
 
     def argument(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         place = self.positions[name]
         return args[place] if place < len(args) else kwargs.get(name)
 
-    def run(self, args: list[Any], kwargs: dict[str, Any], index: int) -> Any:
-        """The kernel, with the random numbers of a device."""
+    def waits_for(self, args: Any) -> bool:
+        """Whether a GPU's operator would wait for the stream."""
+        return self.waits or (
+            self.indexes
+            and len(args) > 1
+            and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+            and not (len(args) > 2 and args[2].numel() == 1)  # that is masked_fill_
+        )
+
+    def draws(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether the operator draws random numbers."""
+        if self.drops:
+            return bool(self.argument("dropout_p", args, kwargs))
+        return self.generator or self.random
+
+    def run(
+        self,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        index: int,
+        dice: Callable[[], int | None] | None = None,
+    ) -> Any:
+        """The kernel, with the random numbers of a device, or those of `dice`."""
         if self.generator:
             place = self.positions["generator"]
+            given = self.argument("generator", args, kwargs)
+            made = generator_of(next_seed(given, index) if dice is None else dice())
+            # An operator can run again, with the generator that it was given.
             if place < len(args):
-                args[place] = draw(args[place], index)
+                args = [*args]
+                args[place] = made
             else:
-                kwargs["generator"] = draw(kwargs.get("generator"), index)
-            return self.kernel(*args, **kwargs)
-        if self.random:
-            return with_default(index, lambda: self.kernel(*args, **kwargs))
+                kwargs = {**kwargs, "generator": made}
+        elif self.draws(args, kwargs):
+            seed = next_seed(None, index) if dice is None else dice()
+            return with_default(seed, lambda: self.kernel(*args, **kwargs))
         return self.kernel(*args, **kwargs)

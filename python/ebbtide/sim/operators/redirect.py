@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ebbtide import _sim
-from ebbtide.sim.operators.capture import capture
+from ebbtide.sim.operators.capture import capture, refuse_capture
 from ebbtide.sim.operators.memory import CPU, Ranges, alias, forget
 from ebbtide.sim.operators.plan import TENSOR, TENSORS, WRITE, Function, Plan, differ, explained
+from ebbtide.sim.operators.randomness import Draw
 from ebbtide.sim.operators.results import (
     DEVICES,
     NOT_RESIZABLE,
@@ -114,7 +115,7 @@ def redirect(
     plan = Plan(op, kernel, writes)
     # Locals are found faster than attributes, and this is called for every operator of a program.
     name, signature, flops_of, kernel_of = plan.name, plan.signature, plan.flops, plan.kernel
-    outs, waits = plan.outs, plan.waits
+    outs, waits, indexes, draws = plan.outs, plan.waits, plan.indexes, plan.draws
     plain = not (plan.generator or plan.random)
     only = plan.results[0] if len(plan.results) == 1 else None
     one_new = len(plan.results) == 1 and only is None and not outs
@@ -134,16 +135,24 @@ def redirect(
             def done(result: Any) -> Any:
                 return finish(plan, result, args, kwargs, index, ranges, read)
 
-            return _capture(plan, args, kwargs, cpu_args, cpu_kwargs, index, ranges, done)
+            try:
+                return _capture(plan, args, kwargs, cpu_args, cpu_kwargs, index, ranges, done)
+            except (RuntimeError, IndexError) as error:
+                if _NO_NUMBER in str(error):
+                    return call(*_as_tensors(plan.inputs, args), **kwargs)
+                other = explained(name, error)
+                if other is error:
+                    raise
+                raise other from None
         flops = flops_of(*cpu_args, **cpu_kwargs) if flops_of is not None else 0.0
         try:
             if outs:
                 result = run_into(plan, cpu_args, cpu_kwargs, index, ranges)
-            elif plain:
+            elif plain or not draws(cpu_args, cpu_kwargs):
                 result = kernel_of(*cpu_args, **cpu_kwargs)
             else:
                 result = plan.run(cpu_args, cpu_kwargs, index)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             if _NO_NUMBER in str(error):
                 return call(*_as_tensors(plan.inputs, args), **kwargs)
             if only is None or outs or NOT_RESIZABLE not in str(error):
@@ -159,7 +168,7 @@ def redirect(
         else:
             result = finish(plan, result, args, kwargs, index, ranges, read, plan.host)
         _touched(index, stream, name, flops, ranges)
-        if waits:
+        if waits or (indexes and plan.waits_for(args)):
             torch.cuda.current_stream(index).synchronize()
         return result
 
@@ -177,12 +186,16 @@ def _capture(
     done: Callable[[Any], Any],
 ) -> Any:
     """The operator becomes a part of the graph that its stream is capturing (capture.py)."""
+    if plan.waits_for(args):
+        refuse_capture(plan.name, index)
     names = {*plan.outs, *(name for _, name, _, access in plan.inputs if access & WRITE)}
     written = [t for name in names for t in tensors_of(plan.argument(name, args, kwargs))]
     flops = plan.flops(*cpu_args, **cpu_kwargs) if plan.flops is not None else 0.0
+    generator = plan.argument("generator", args, kwargs) if plan.generator else None
+    dice = Draw(generator, index) if plan.draws(args, kwargs) else None
 
     def run() -> Any:
-        return plan.run(list(cpu_args), dict(cpu_kwargs), index)
+        return plan.run(cpu_args, cpu_kwargs, index, dice)
 
     def run_first() -> Any:
         if not plan.outs:

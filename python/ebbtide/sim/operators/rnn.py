@@ -156,6 +156,8 @@ def _entry(name: str, mode: int, packed: bool) -> Any:
             return original.redispatch(_OTHERS, *args)
         if packed:
             data, sizes, hx, params, *rest = args
+            if sizes.is_cuda:
+                raise RuntimeError(f"batch_sizes tensor should be on CPU, but got {sizes.device}")
             states = hx if mode == LSTM else [hx]
             return _call(mode, data, sizes.tolist(), states, params, *rest, False)
         input, hx, params, *rest = args
@@ -169,5 +171,35 @@ ENTRIES = {
     for cell, mode in (("rnn_relu", RELU), ("rnn_tanh", TANH), ("lstm", LSTM), ("gru", GRU))
     for name, packed in ((f"aten::{cell}.input", False), (f"aten::{cell}.data", True))
 }
+
+
+def autocast(
+    input: Tensor,
+    weight: list[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor | None,
+    hx: Tensor,
+    cx: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    """_cudnn_rnn under autocast: PyTorch's own asks the cuDNN library for a buffer that holds the
+    weights in the other precision. Here each is converted by itself."""
+    dtype = torch.get_autocast_dtype("cuda")
+
+    def cast(tensor: Tensor | None) -> Tensor | None:
+        floats = tensor is not None and tensor.is_floating_point() and tensor.is_cuda
+        return tensor.to(dtype) if floats and tensor.dtype != torch.float64 else tensor
+
+    with torch.autocast("cuda", enabled=False):
+        return torch.ops.aten._cudnn_rnn(
+            cast(input),
+            [cast(w) for w in weight],
+            weight_stride0,
+            None,
+            cast(hx),
+            cast(cx),
+            *rest,
+        )
+
 
 KERNELS = {"aten::_cudnn_rnn": forward, "aten::_cudnn_rnn_backward": backward}
