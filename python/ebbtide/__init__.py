@@ -31,7 +31,7 @@ from ebbtide._core import version as __version__
 from ebbtide.vbar import VBAR, Device, Weight
 
 if TYPE_CHECKING:
-    from ebbtide.attach import CannotAttach, attach, detach, is_attached, memory_stats
+    from ebbtide._attach import CannotAttach, attach, detach, is_attached, memory_stats
 
 __all__ = [
     "VBAR",
@@ -64,20 +64,15 @@ __all__ = [
 
 # What is about torch is loaded when it is asked for.
 _LAZY = {
-    "CannotAttach": "attach",
-    "attach": "attach",
-    "detach": "attach",
-    "is_attached": "attach",
-    "memory_stats": "attach",
+    "CannotAttach": "_attach",
+    "attach": "_attach",
+    "detach": "_attach",
+    "is_attached": "_attach",
+    "memory_stats": "_attach",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'ebbtide' has no attribute {name!r}")
-    # Importing ebbtide.attach binds the module to the name of its function, so all are bound anew.
-    module = importlib.import_module(f"ebbtide.{_LAZY[name]}")
-    for each, home in _LAZY.items():
-        if home == _LAZY[name]:
-            globals()[each] = getattr(module, each)
-    return globals()[name]
+    return getattr(importlib.import_module(f"ebbtide.{_LAZY[name]}"), name)

@@ -1,4 +1,4 @@
-/* The door under PyTorch's allocator: what python/ebbtide/attach.py calls. */
+/* The door under PyTorch's allocator: what python/ebbtide/_attach.py calls. */
 #include "_core.h"
 
 #include <stdlib.h>

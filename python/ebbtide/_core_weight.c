@@ -153,6 +153,8 @@ void weight_exit(weight *w, ebb_stream stream)
 /* Python may know of memory that PyTorch caches and does not use: 1 if it has got some back. */
 static int make_room(const weight *w, device *d)
 {
+    if (!ebb__vbar_wanted(w->vbar->handle, w->offset, w->bytes))
+        return 0;
     PyObject *more =
         PyObject_CallMethod((PyObject *)d, "_make_room", "K", (unsigned long long)w->bytes);
     int again = more ? PyObject_IsTrue(more) : -1;

@@ -125,7 +125,7 @@ class Device(_core.Device):
 
     def _make_room(self, size: int) -> bool:
         """A weight was offloaded: whether there is a reason to try again."""
-        door = sys.modules.get("ebbtide.attach")
+        door = sys.modules.get("ebbtide._attach")
         return door is not None and not self._beside and door.make_room(self.index, size)
 
     def _meet_torch(self) -> None:

@@ -203,17 +203,17 @@ class _Asking:
                 return False
             stats = torch.cuda.memory_stats(index)
             reserved = stats["reserved_bytes.all.current"]
-            if self.flushed:
-                # Whether what was flushed has been asked for again: then it was in use after all.
-                wasted = reserved - self.left >= self.flushed / 2
-                self.setbacks = self.setbacks + 1 if wasted else 0
-                self.flushed = 0
-                if wasted:
-                    self.pressures = 0
-                    return False
             unused = reserved - stats["active_bytes.all.current"]
             unused -= stats["inactive_split_bytes.all.current"]
             if unused < size or torch.cuda.is_current_stream_capturing():
+                return False
+            # There is something again. If it is what was flushed the last time, then that was in
+            # use after all, and so is this.
+            wasted = self.flushed and reserved - self.left >= self.flushed / 2
+            if self.flushed:
+                self.setbacks = self.setbacks + 1 if wasted else 0
+                self.flushed = self.pressures = 0
+            if wasted:
                 return False
             with torch.cuda.device(index):
                 torch.cuda.empty_cache()
