@@ -1,5 +1,5 @@
-"""attach() on a GPU: what needs compiled kernels. The rest is tests/torch/test_attach.py, which runs
-here too. Skipped, visibly, where there is no GPU."""
+"""attach() on a GPU: what needs compiled kernels. The rest is tests/torch/test_attach.py, which
+runs here too. Skipped, visibly, where there is no GPU."""
 
 import gc
 import os

@@ -1,8 +1,8 @@
 """Tests in which PyTorch runs on two simulated cards of 1 GiB; with EBBTIDE_TEST_GPU set, on a GPU.
 
 The cards must be there before torch is imported, so these tests have a pytest process of their own.
-Every test must end without a hazard, unless it is marked: @pytest.mark.hazards. What only a simulated
-card can tell is marked @pytest.mark.simulated, and what needs two cards @pytest.mark.two_cards.
+Every test must end without a hazard, unless it is marked: @pytest.mark.hazards. What only a
+simulated card can tell is marked @pytest.mark.simulated, what needs two @pytest.mark.two_cards.
 """
 
 import os
