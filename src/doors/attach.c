@@ -292,6 +292,18 @@ ebb_status ebb_attach(const ebb_attach_options *options, char *detail, size_t le
     return status;
 }
 
+/* Nobody counts any more what PyTorch had before. */
+static void forget_all_earlier(void)
+{
+    while (door.earlier) {
+        earlier *e = door.earlier;
+        door.earlier = e->next;
+        ebb__segments_before(known(e->index), -(int64_t)e->bytes);
+        free(e);
+    }
+    atomic_store(&door.earlier_count, 0);
+}
+
 /* Close the devices whose segments are all gone. Bytes that remain. */
 static uint64_t close_devices(void)
 {
@@ -319,18 +331,11 @@ ebb_status ebb_detach(uint64_t *remaining)
     uint64_t left = 0;
     if (status == EBB_OK) {
         door.attached = false;
+        forget_all_earlier();
         left = close_devices();
-        if (!left) {
-            ebb__import *others[] = {&door.begin, &door.end, &door.copy, &door.release};
-            for (size_t i = 0; i < 4 && status == EBB_OK; i++)
-                status = ebb__import_restore(others[i]);
-            while (door.earlier) {
-                earlier *e = door.earlier;
-                door.earlier = e->next;
-                free(e);
-            }
-            atomic_store(&door.earlier_count, 0);
-        }
+        ebb__import *others[] = {&door.begin, &door.end, &door.copy, &door.release};
+        for (size_t i = 0; !left && i < 4 && status == EBB_OK; i++)
+            status = ebb__import_restore(others[i]);
     }
     ebb__os_unlock(&door.lock);
     if (remaining)
