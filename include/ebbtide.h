@@ -364,6 +364,60 @@ EBB_API ebb_status ebb_vbar_residency(ebb_vbar vbar, uint8_t *flags, size_t coun
 /* Where a page begins and how long it is. EBB_OK, EBB_GONE, EBB_INVALID (no such page). */
 EBB_API ebb_status ebb_vbar_page(ebb_vbar vbar, uint64_t page, ebb_range *range);
 
+/* ---- under PyTorch -------------------------------------------------------------------------- */
+
+/*
+ * Put Ebbtide under PyTorch's own caching allocator: from now on the segments that PyTorch asks the
+ * CUDA runtime for are made of the same frames as VBARs, within the same limit, and weights give way
+ * to them. PyTorch's statistics, streams, graphs and pools are not touched.
+ *
+ * A device is opened when PyTorch first allocates on it, with this limit and headroom.
+ */
+typedef struct ebb_attach_options {
+    size_t size;         /* sizeof(ebb_attach_options) */
+    const char *library; /* driver library; NULL: EBBTIDE_DRIVER if set, else the system's */
+    uint64_t devices;    /* bit i: GPU i; all bits: every GPU */
+    uint64_t limit;      /* as in ebb_device_options, for each GPU */
+    uint64_t headroom;
+} ebb_attach_options;
+
+/*
+ * EBB_OK; EBB_BUSY: it is attached, or another library has replaced PyTorch's imports (`detail` names
+ * it); EBB_NO_DRIVER: PyTorch's CUDA allocator is not loaded; EBB_INVALID: it does not import what
+ * there is to replace (a PyTorch with the CUDA runtime linked in).
+ */
+EBB_API ebb_status ebb_attach(const ebb_attach_options *options, char *detail, size_t length);
+
+/*
+ * Undo it. PyTorch's next segments are the CUDA runtime's again. Segments of ours that still live stay
+ * valid, and are taken back as PyTorch frees them; *remaining (may be NULL) says how many bytes they
+ * are. EBB_OK, also if not attached; EBB_BUSY: another library has replaced the imports since.
+ */
+EBB_API ebb_status ebb_detach(uint64_t *remaining);
+
+/* The device that PyTorch's GPU `index` is, opened if need be. EBB_OK, EBB_GONE: not attached there;
+   the statuses of ebb_device_open(). The handle is the door's: do not close it. */
+EBB_API ebb_status ebb_attached(int index, ebb_device *device);
+
+/* Segments that PyTorch had taken before: `address` and bytes. They count against the limit until
+   PyTorch frees them. EBB_OK, EBB_GONE, EBB_NO_HOST_MEMORY. */
+EBB_API ebb_status ebb_attach_before(int index, const ebb_range *segments, size_t count);
+
+/* A pool of PyTorch's has been opened on a GPU (1) or closed (-1): while one is, PyTorch takes a
+   refusal for the end, and none is made. */
+EBB_API void ebb_attach_pool(int index, int change);
+
+typedef struct ebb_segment_stats {
+    size_t size;                   /* sizeof(ebb_segment_stats) */
+    uint64_t segments, bytes;      /* that PyTorch has */
+    uint64_t parked, parked_bytes; /* given back, with work that may not be over */
+    uint64_t before;               /* bytes PyTorch took before, and still has */
+    uint64_t reused;               /* times a parked segment was given out again as it was */
+    uint64_t refusals;             /* times PyTorch was asked for what it does not use */
+} ebb_segment_stats;
+
+EBB_API ebb_status ebb_attached_stats(int index, ebb_segment_stats *stats);
+
 #ifdef __cplusplus
 }
 #endif

@@ -146,6 +146,11 @@ static PyObject *probe(PyObject *module, PyObject *arguments, PyObject *keywords
 
 static PyMethodDef methods[] = {
     {"probe", (PyCFunction)(void (*)(void))probe, METH_VARARGS | METH_KEYWORDS, probe_doc},
+    {"attach", core_attach, METH_VARARGS, "Of _attach.py: limit, headroom, GPUs as bits."},
+    {"detach", core_detach, METH_NOARGS, "Of _attach.py: bytes that remain."},
+    {"attach_before", core_attach_before, METH_VARARGS, "Of _attach.py: a GPU, its segments."},
+    {"attach_pool", core_attach_pool, METH_VARARGS, "Of _attach.py: a GPU, 1 or -1."},
+    {"attached_stats", core_attached_stats, METH_O, "Of _attach.py: a GPU's segments, or None."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -63,6 +63,14 @@ int stream_for(device *d, PyObject *given, ebb_stream *stream);
 int stream_argument(device *d, PyObject *const *arguments, Py_ssize_t count, PyObject *names,
                     Py_ssize_t before, const char *method, ebb_stream *stream);
 
+/* ---- _core_attach.c: functions of the module ------------------------------------------------------ */
+
+PyObject *core_attach(PyObject *module, PyObject *arguments);
+PyObject *core_detach(PyObject *module, PyObject *unused);
+PyObject *core_attach_before(PyObject *module, PyObject *arguments);
+PyObject *core_attach_pool(PyObject *module, PyObject *arguments);
+PyObject *core_attached_stats(PyObject *module, PyObject *given);
+
 /* ---- _core_vbar.c, _core_weight.c ------------------------------------------------------------------ */
 
 typedef struct vbar {

@@ -150,6 +150,18 @@ void weight_exit(weight *w, ebb_stream stream)
         found->open--;
 }
 
+/* Python may know of memory that PyTorch caches and does not use: 1 if it has got some back. */
+static int make_room(const weight *w, device *d)
+{
+    if (!ebb__vbar_wanted(w->vbar->handle, w->offset, w->bytes))
+        return 0;
+    PyObject *more =
+        PyObject_CallMethod((PyObject *)d, "_make_room", "K", (unsigned long long)w->bytes);
+    int again = more ? PyObject_IsTrue(more) : -1;
+    Py_XDECREF(more);
+    return again;
+}
+
 static PyObject *weight_fault(PyObject *self, PyObject *const *arguments, Py_ssize_t count,
                               PyObject *names)
 {
@@ -162,8 +174,12 @@ static PyObject *weight_fault(PyObject *self, PyObject *const *arguments, Py_ssi
         return NULL;
     uint64_t signature;
     ebb_status status = fault(w, stream, &signature);
+    if (status == EBB_OFFLOADED && make_room(w, d) > 0)
+        status = fault(w, stream, &signature);
     if (status != EBB_OK)
         weight_exit(w, stream);
+    if (PyErr_Occurred())
+        return NULL;
     if (status == EBB_OFFLOADED)
         Py_RETURN_NONE;
     if (status != EBB_OK)

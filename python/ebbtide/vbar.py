@@ -12,6 +12,7 @@ docs/vbar.md tells the rest. What is about torch is in tensors.py, and loaded wh
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -73,6 +74,11 @@ class Device(_core.Device):
         if memory is not None:
             raise ValueError("only a simulated card, Device('sim'), can be given its memory")
         super().__init__(index, *sizes)
+        # It may have been open already, with others.
+        if limit is not None:
+            self.limit = limit
+        if headroom is not None:
+            self.headroom = headroom
 
     def __repr__(self) -> str:
         return f"<ebbtide.Device {'sim' if self._beside else self.index}>"
@@ -116,6 +122,11 @@ class Device(_core.Device):
         _core.Device.headroom.__set__(self, parse(size))
 
     # ---- called by the extension ----
+
+    def _make_room(self, size: int) -> bool:
+        """A weight was offloaded: whether there is a reason to try again."""
+        door = sys.modules.get("ebbtide._attach")
+        return door is not None and not self._beside and door.make_room(self.index, size)
 
     def _meet_torch(self) -> None:
         """torch has been imported: from now on its current stream is the one that counts."""

@@ -148,6 +148,8 @@ static void check_frames_locked(const ebb__device *device, const sums *sum, repo
     uint64_t stuck[EBB__KINDS] = {0};
     for (const ebb__frame *frame = device->stuck; frame; frame = frame->next)
         stuck[frame->kind]++;
+    for (const ebb__frame *frame = device->lost; frame; frame = frame->next)
+        stuck[frame->kind]++;
     for (int kind = 0; kind < EBB__KINDS; kind++) {
         uint64_t free = 0;
         for (const ebb__frame *frame = device->frames[kind]; frame; frame = frame->next) {

@@ -181,6 +181,8 @@ static void set_numbers_locked(ebb__device *device, const ebb_device_options *op
 {
     set_limit_locked(device, options->limit);
     set_headroom_locked(device, options->headroom);
+    device->before = 0;
+    atomic_store(&device->captures, 0);
     device->failure[0] = '\0';
     device->vbar_free = UINT32_MAX;
     for (uint32_t i = 0; i < device->vbar_high; i++) {
@@ -195,8 +197,7 @@ static void set_numbers_locked(ebb__device *device, const ebb_device_options *op
     device->page_outs = device->gone_hits = device->gone_misses = device->gone_offloaded = 0;
     memset(device->gone_evictions, 0, sizeof device->gone_evictions);
     device->holders[EBB__VBAR_HOLDER] = ebb__vbar_holder;
-    device->holder_count = 1;
-    ebb__stream_get_locked(device, NULL);
+    ebb__fence_open_locked(device);
 }
 
 /* A free place for this driver and GPU, or the place where it is open already. */

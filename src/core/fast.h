@@ -16,4 +16,7 @@ uint64_t ebb__vbar_hit(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_str
 /* Unpin, likewise. false: nothing was done, ask ebb_vbar_unpin(). */
 bool ebb__vbar_part(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream);
 
+/* Whether a range that was offloaded was so for want of room: its watermark would have let it in. */
+bool ebb__vbar_wanted(ebb_vbar handle, uint64_t offset, uint64_t bytes);
+
 #endif

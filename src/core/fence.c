@@ -35,7 +35,7 @@ static bool poll_locked(ebb__device *device, ebb__stream *stream) EBB__LOCKED;
  */
 static unsigned recycle_slot_locked(ebb__device *device) EBB__LOCKED
 {
-    for (unsigned slot = EBB__LEGACY_SLOT + 1; slot < EBB__STREAMS; slot++) {
+    for (unsigned slot = EBB__CONTEXT_SLOT + 1; slot < EBB__STREAMS; slot++) {
         ebb__stream *s = &device->streams[slot];
         if (!s->used || atomic_load(&s->lasting))
             continue;
@@ -54,7 +54,7 @@ static void rehash_locked(ebb__device *device) EBB__LOCKED
     /* A reader meanwhile may miss a stream that is there, and takes the slow path, under the lock. */
     for (unsigned at = 0; at < EBB__STREAM_HASH; at++)
         atomic_store(&device->stream_hash[at], 0);
-    for (unsigned slot = EBB__LEGACY_SLOT + 1; slot < EBB__STREAMS; slot++) {
+    for (unsigned slot = EBB__CONTEXT_SLOT + 1; slot < EBB__STREAMS; slot++) {
         if (!device->streams[slot].used)
             continue;
         unsigned at = ebb__stream_hash(atomic_load(&device->streams[slot].handle));
@@ -68,12 +68,11 @@ unsigned ebb__stream_get_locked(ebb__device *device, ebb_stream stream)
 {
     stream = ebb__stream_plain(stream);
     unsigned slot = ebb__stream_find(device, stream);
-    if (slot && (slot != EBB__LEGACY_SLOT || device->streams[slot].used))
+    if (slot)
         return slot;
     bool again = false;
-    if (!slot)
-        for (slot = EBB__LEGACY_SLOT + 1; slot < EBB__STREAMS && device->streams[slot].used;)
-            slot++;
+    for (slot = EBB__CONTEXT_SLOT + 1; slot < EBB__STREAMS && device->streams[slot].used;)
+        slot++;
     if (slot == EBB__STREAMS) {
         slot = recycle_slot_locked(device);
         again = true;
@@ -82,19 +81,29 @@ unsigned ebb__stream_get_locked(ebb__device *device, ebb_stream stream)
         return 0;
     ebb__stream *s = &device->streams[slot];
     s->used = true;
-    atomic_store(&s->lasting, slot == EBB__LEGACY_SLOT);
+    atomic_store(&s->lasting, false);
     if (!atomic_load(&s->epoch))
         atomic_store(&s->epoch, 1);
     atomic_store(&s->handle, stream);
     if (again) {
         rehash_locked(device);
-    } else if (slot != EBB__LEGACY_SLOT) {
+    } else {
         unsigned at = ebb__stream_hash(stream);
         while (atomic_load(&device->stream_hash[at % EBB__STREAM_HASH]))
             at++;
         atomic_store(&device->stream_hash[at % EBB__STREAM_HASH], (uint16_t)slot);
     }
     return slot;
+}
+
+void ebb__fence_open_locked(ebb__device *device)
+{
+    for (unsigned slot = EBB__LEGACY_SLOT; slot <= EBB__CONTEXT_SLOT; slot++) {
+        ebb__stream *s = &device->streams[slot];
+        s->used = true;
+        atomic_store(&s->lasting, true);
+        atomic_store(&s->epoch, 1);
+    }
 }
 
 /* ---- marks ---------------------------------------------------------------------------------- */
@@ -200,6 +209,36 @@ static bool mark_room_locked(ebb__device *device, ebb__stream *stream) EBB__LOCK
     return true;
 }
 
+/*
+ * Let an event wait for everything on every stream. Drivers before 12.5 cannot; there, a stream of
+ * our own waits for each stream that is known, and the event is recorded on that.
+ */
+static CUresult record_context_locked(ebb__device *device, CUevent event) EBB__LOCKED
+{
+    const ebb__driver *driver = &device->driver;
+    if (driver->cuCtxRecordEvent)
+        return driver->cuCtxRecordEvent(device->context, event);
+    CUresult code = CUDA_SUCCESS;
+    if (!device->gathering)
+        code = driver->cuStreamCreate(&device->gathering, CU_STREAM_NON_BLOCKING);
+    for (unsigned slot = 1; slot < EBB__STREAMS && code == CUDA_SUCCESS; slot++) {
+        const ebb__stream *stream = &device->streams[slot];
+        if (slot == EBB__CONTEXT_SLOT || !stream->used || !atomic_load(&stream->lasting))
+            continue;
+        code = driver->cuEventRecord(event, atomic_load(&stream->handle));
+        if (code == CUDA_SUCCESS)
+            code = driver->cuStreamWaitEvent(device->gathering, event, 0);
+    }
+    return code == CUDA_SUCCESS ? driver->cuEventRecord(event, device->gathering) : code;
+}
+
+static CUresult record_locked(ebb__device *device, unsigned slot, CUevent event) EBB__LOCKED
+{
+    if (slot == EBB__CONTEXT_SLOT)
+        return record_context_locked(device, event);
+    return device->driver.cuEventRecord(event, atomic_load(&device->streams[slot].handle));
+}
+
 ebb_status ebb__mark_locked(ebb__device *device, unsigned slot)
 {
     ebb__stream *stream = &device->streams[slot];
@@ -213,7 +252,7 @@ ebb_status ebb__mark_locked(ebb__device *device, unsigned slot)
     /* First the epoch, then the event: see the top of this file. */
     uint64_t epoch = atomic_fetch_add(&stream->epoch, 1);
     atomic_store_explicit(&stream->unpins, 0, memory_order_relaxed);
-    CUresult code = device->driver.cuEventRecord(event, atomic_load(&stream->handle));
+    CUresult code = record_locked(device, slot, event);
     if (code != CUDA_SUCCESS) {
         if (fresh)
             event_put_locked(device, event);
@@ -285,14 +324,31 @@ bool ebb__fence_seal_locked(ebb__device *device, unsigned slot)
     return over;
 }
 
+/* Whether recording on a stream, or of the whole context, would disturb a capture. */
+static bool captures_locked(const ebb__device *device, unsigned slot) EBB__LOCKED
+{
+    if (slot != EBB__CONTEXT_SLOT)
+        return ebb__stream_capture(device, atomic_load(&device->streams[slot].handle)) !=
+               EBB__NOT_CAPTURING;
+    if (atomic_load(&device->captures))
+        return true;
+    /* Streams that may be gone must not be asked. */
+    for (unsigned i = 1; i < EBB__STREAMS; i++) {
+        const ebb__stream *stream = &device->streams[i];
+        if (i != EBB__CONTEXT_SLOT && stream->used && atomic_load(&stream->lasting) &&
+            ebb__stream_capture(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING)
+            return true;
+    }
+    return false;
+}
+
 /* The oldest mark that covers an epoch; made if there is none. NULL: not to be had now. */
 static ebb__mark *mark_for_locked(ebb__device *device, unsigned slot, uint64_t epoch) EBB__LOCKED
 {
     ebb__stream *stream = &device->streams[slot];
     if (!stream->mark_count || stream->marks[stream->mark_count - 1].epoch < epoch) {
         /* Only a lasting stream may be touched now. Of others, the mark was made with the unpin. */
-        if (!atomic_load(&stream->lasting) ||
-            ebb__stream_capture(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING ||
+        if (!atomic_load(&stream->lasting) || captures_locked(device, slot) ||
             ebb__mark_locked(device, slot) != EBB_OK)
             return NULL;
     }
@@ -302,7 +358,7 @@ static ebb__mark *mark_for_locked(ebb__device *device, unsigned slot, uint64_t e
     return NULL;
 }
 
-static ebb__fence_state ticket_state_locked(ebb__device *device, uint64_t ticket) EBB__LOCKED
+ebb__fence_state ebb__ticket_state_locked(ebb__device *device, uint64_t ticket)
 {
     unsigned slot = EBB__TICKET_SLOT(ticket);
     uint64_t epoch = ticket & EBB__TICKET_EPOCH;
@@ -315,7 +371,7 @@ static ebb__fence_state ticket_state_locked(ebb__device *device, uint64_t ticket
 }
 
 /* Wait for one ticket, with the lock dropped meanwhile. false: cannot be known. */
-static bool ticket_wait_locked(ebb__device *device, uint64_t ticket) EBB__LOCKED
+bool ebb__ticket_wait_locked(ebb__device *device, uint64_t ticket)
 {
     unsigned slot = EBB__TICKET_SLOT(ticket);
     uint64_t epoch = ticket & EBB__TICKET_EPOCH;
@@ -356,6 +412,11 @@ static bool ticket_wait_locked(ebb__device *device, uint64_t ticket) EBB__LOCKED
         pass_locked(device, stream, covers);
     }
     return true;
+}
+
+uint64_t ebb__ticket_locked(ebb__device *device, unsigned slot)
+{
+    return (uint64_t)slot << 48 | atomic_load(&device->streams[slot].epoch);
 }
 
 /* ---- pages ---------------------------------------------------------------------------------- */
@@ -404,7 +465,7 @@ bool ebb__fence_note_locked(ebb__device *device, ebb__page *page, unsigned slot)
         ebb__more *more = malloc(sizeof *more);
         if (!more) {
             /* Nowhere to keep both: wait until the older one is over. The page is pinned. */
-            if (ticket_wait_locked(device, old))
+            if (ebb__ticket_wait_locked(device, old))
                 continue;
             return false;
         }
@@ -421,9 +482,9 @@ bool ebb__fence_note_locked(ebb__device *device, ebb__page *page, unsigned slot)
 
 ebb__fence_state ebb__fence_state_locked(ebb__device *device, ebb__page *page)
 {
-    ebb__fence_state state = ticket_state_locked(device, atomic_load(&page->ticket));
+    ebb__fence_state state = ebb__ticket_state_locked(device, atomic_load(&page->ticket));
     for (ebb__more *more = page->more; more; more = more->next) {
-        ebb__fence_state its = ticket_state_locked(device, more->ticket);
+        ebb__fence_state its = ebb__ticket_state_locked(device, more->ticket);
         state = its > state ? its : state;
     }
     prune_locked(device, page, 0);
@@ -435,14 +496,14 @@ bool ebb__fence_wait_locked(ebb__device *device, ebb__page *page)
     /* The lock is dropped in each wait, so the list is looked at anew after it. */
     for (;;) {
         uint64_t ticket = atomic_load(&page->ticket);
-        ebb__fence_state state = ticket_state_locked(device, ticket);
+        ebb__fence_state state = ebb__ticket_state_locked(device, ticket);
         for (ebb__more *more = page->more; more && state == EBB__PASSED; more = more->next) {
             ticket = more->ticket;
-            state = ticket_state_locked(device, ticket);
+            state = ebb__ticket_state_locked(device, ticket);
         }
         if (state == EBB__PASSED)
             return true;
-        if (state == EBB__UNKNOWN || !ticket_wait_locked(device, ticket))
+        if (state == EBB__UNKNOWN || !ebb__ticket_wait_locked(device, ticket))
             return false;
     }
 }
@@ -459,7 +520,7 @@ static bool foreign_locked(ebb__device *device, uint64_t ticket, unsigned slot) 
 static bool order_locked(ebb__device *device, uint64_t ticket, ebb_stream stream) EBB__LOCKED
 {
     /* Over meanwhile? Nobody else may ask, and then every hit would be ordered after it. */
-    if (ticket_state_locked(device, ticket) == EBB__PASSED)
+    if (ebb__ticket_state_locked(device, ticket) == EBB__PASSED)
         return true;
     ebb__mark *mark = mark_for_locked(device, EBB__TICKET_SLOT(ticket), ticket & EBB__TICKET_EPOCH);
     if (!mark)
@@ -497,7 +558,7 @@ bool ebb__fence_order_locked(ebb__device *device, ebb__page *page, unsigned slot
         return false;
     if (capture != EBB__NOT_CAPTURING) {
         for (; ticket; ticket = next_foreign_locked(device, page, slot))
-            if (!ticket_wait_locked(device, ticket))
+            if (!ebb__ticket_wait_locked(device, ticket))
                 return false;
         return true;
     }
@@ -550,6 +611,12 @@ ebb_status ebb__fence_close_locked(ebb__device *device)
     }
     for (unsigned at = 0; at < EBB__STREAM_HASH; at++)
         atomic_store(&device->stream_hash[at], 0);
+    if (device->gathering) {
+        CUresult code = device->driver.cuStreamDestroy(device->gathering);
+        if (code != CUDA_SUCCESS)
+            return ebb__failed_locked(device, "cuStreamDestroy", code);
+        device->gathering = NULL;
+    }
     for (; device->event_count; device->event_count--) {
         CUresult code = device->driver.cuEventDestroy(device->events[device->event_count - 1]);
         if (code != CUDA_SUCCESS)
@@ -570,7 +637,7 @@ ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream)
     ebb__stream *s = &device->streams[slot];
     uint64_t last = atomic_load(&s->epoch) - 1;
     if (!atomic_load(&s->lasting) && last > s->passed &&
-        !ticket_wait_locked(device, (uint64_t)slot << 48 | last))
+        !ebb__ticket_wait_locked(device, (uint64_t)slot << 48 | last))
         return EBB_DRIVER_FAILED;
     atomic_store(&s->lasting, true);
     return EBB_OK;

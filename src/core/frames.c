@@ -70,7 +70,7 @@ ebb_status ebb__frames_open_locked(ebb__device *device)
 
 uint64_t ebb__frames_held_locked(const ebb__device *device)
 {
-    uint64_t sum = 0;
+    uint64_t sum = device->before;
     for (int owner = 0; owner < EBB__OWNERS; owner++)
         for (int kind = 0; kind < EBB__KINDS; kind++)
             sum += device->frame_count[owner][kind] * device->frame_bytes[kind];
@@ -222,9 +222,27 @@ ebb_status ebb__frame_unmap_locked(ebb__device *device, ebb__frame *frame, CUdev
     return code == CUDA_SUCCESS ? EBB_OK : ebb__failed_locked(device, "cuMemUnmap", code);
 }
 
+void ebb__frame_lose_locked(ebb__device *device, ebb__frame *frame, ebb__frame **link)
+{
+    if (link)
+        *link = frame->next;
+    ebb__frame_own_locked(device, frame, EBB__OF_POISON);
+    frame->next = device->lost;
+    device->lost = frame;
+}
+
 ebb_status ebb__frames_close_locked(ebb__device *device)
 {
     for (int kind = 0; kind < EBB__KINDS; kind++)
         ebb__frames_trim_locked(device, (ebb__kind)kind, UINT64_MAX);
-    return device->stuck ? EBB_DRIVER_FAILED : EBB_OK;
+    if (device->stuck)
+        return EBB_DRIVER_FAILED;
+    /* Nothing more can be done about these. */
+    while (device->lost) {
+        ebb__frame *frame = device->lost;
+        device->lost = frame->next;
+        device->frame_count[frame->owner][frame->kind]--;
+        free(frame);
+    }
+    return EBB_OK;
 }

@@ -82,6 +82,7 @@ typedef enum ebb__owner {
     EBB__OF_NOBODY,  /* free, kept for re-use */
     EBB__OF_REQUEST, /* in the hand of a request being served */
     EBB__OF_VBAR,    /* behind a page */
+    EBB__OF_SEGMENT, /* behind memory given to PyTorch */
     EBB__OF_POISON,  /* the driver would not unmap or release it */
     EBB__OWNERS
 } ebb__owner;
@@ -128,6 +129,7 @@ enum {
     EBB__STREAMS = 2048,     /* streams a device can tell apart */
     EBB__STREAM_HASH = 4096, /* places to look for one */
     EBB__LEGACY_SLOT = 1,    /* the legacy default stream's slot */
+    EBB__CONTEXT_SLOT = 2,   /* stands for every stream of the context at once */
     EBB__MARKS = 8,          /* marks a lasting stream keeps; more would only be finer */
     EBB__UNPINS_A_MARK =
         128, /* a mark now and then, so that old tickets pass while new work queues */
@@ -260,7 +262,7 @@ typedef struct ebb__request {
 typedef struct ebb__candidate {
     unsigned owner; /* index in the device's table of owners */
     unsigned cost;  /* 0: nothing to do for it ... 9: last resort */
-    ebb__kind kind;
+    uint64_t bytes; /* what it would free */
     void *object;
     uint64_t place;
     uint64_t departure;
@@ -273,7 +275,7 @@ typedef struct ebb__candidate {
  *   begin    take it out of use: false if somebody has just begun to use it
  *   settle   wait until it can go. Drops the lock. false: it was taken back, or cannot go
  *   settled  whether settle would not wait
- *   finish   give its frame to `frames` (free). false: the driver failed
+ *   finish   make its frames free ones. false: the driver failed
  *   undo     back into use
  *
  * All are called with the lock held.
@@ -287,7 +289,7 @@ typedef struct ebb__holder {
     void (*undo)(ebb__device *, const ebb__candidate *);
 } ebb__holder;
 
-enum { EBB__HOLDERS = 4, EBB__VBAR_HOLDER = 0 };
+enum { EBB__VBAR_HOLDER, EBB__SEGMENT_HOLDER, EBB__HOLDERS };
 
 /* ---- devices ---------------------------------------------------------------------------------- */
 
@@ -322,6 +324,7 @@ struct ebb__device {
     uint64_t total, limit, headroom;
     ebb__frame *frames[EBB__KINDS]; /* free ones */
     ebb__frame *stuck;              /* those the driver would not release */
+    ebb__frame *lost;               /* of segments, that it would not unmap */
     uint64_t frame_count[EBB__OWNERS][EBB__KINDS];
     uint64_t frames_created, frames_recycled, frames_released, retries;
 
@@ -329,7 +332,8 @@ struct ebb__device {
     ebb__stream streams[EBB__STREAMS]; /* slot 0 is nobody */
     _Atomic uint16_t stream_hash[EBB__STREAM_HASH];
     unsigned stream_count;
-    CUevent *events; /* free ones */
+    CUstream gathering; /* where the driver cannot record an event of the context */
+    CUevent *events;    /* free ones */
     unsigned event_count, event_room;
     uint64_t marks, orders, waits, wait_ns;
 
@@ -348,8 +352,13 @@ struct ebb__device {
         gone_evictions[EBB_REASONS]; /* destroyed VBARs' */
 
     /* room.c */
-    ebb__holder holders[EBB__HOLDERS];
-    unsigned holder_count;
+    ebb__holder holders[EBB__HOLDERS]; /* those that are there have a `best` */
+
+    /* the doors */
+    struct ebb__segments *segments; /* src/doors/segment.c; NULL: no door is open */
+    uint64_t before; /* bytes PyTorch had taken before: they count against the limit */
+    _Atomic unsigned
+        captures; /* that are known to be open: nothing may be recorded of the context */
 };
 
 /* ---- errors.c ------------------------------------------------------------------------------- */
@@ -434,6 +443,10 @@ ebb_status ebb__frame_map_locked(ebb__device *device, ebb__frame *frame, CUdevic
 ebb_status ebb__frame_unmap_locked(ebb__device *device, ebb__frame *frame,
                                    CUdeviceptr address) EBB__LOCKED;
 
+/* The driver would not unmap a frame: take it out of the list it is in (`link`, or none), count it as
+   lost. It can never be used again. */
+void ebb__frame_lose_locked(ebb__device *device, ebb__frame *frame, ebb__frame **link) EBB__LOCKED;
+
 /* Release every free frame, and what was stuck. EBB_DRIVER_FAILED: not all; it can be repeated. */
 ebb_status ebb__frames_close_locked(ebb__device *device) EBB__LOCKED;
 
@@ -451,6 +464,10 @@ bool ebb__room_shrink_locked(ebb__device *device, uint64_t bytes, ebb_reason rea
 
 /* Which of `count` candidates goes first. */
 unsigned ebb__policy_pick(const ebb__candidate *candidates, unsigned count);
+
+/* May PyTorch be asked to give back what it does not use, the `pressures`th time that weights would
+   have to give way since it last was, after so many times that it did not help? */
+bool ebb__policy_may_ask(uint64_t pressures, unsigned setbacks);
 
 /* May a watermark rise over `missing` bytes, with `room` bytes to be had without taking any from
    others, `quiet` faults after the VBAR's last eviction, and so many setbacks? */
@@ -530,6 +547,9 @@ ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream) EBB__
    there is no memory to note it, so the page must never go. */
 bool ebb__fence_note_locked(ebb__device *device, ebb__page *page, unsigned slot) EBB__LOCKED;
 
+/* A ticket for what is on a stream by now. */
+uint64_t ebb__ticket_locked(ebb__device *device, unsigned slot) EBB__LOCKED;
+
 typedef enum ebb__fence_state {
     EBB__PASSED,
     EBB__PENDING,
@@ -538,6 +558,10 @@ typedef enum ebb__fence_state {
 
 /* Does the GPU still use the page? Records marks where there is none yet; forgets what has passed. */
 ebb__fence_state ebb__fence_state_locked(ebb__device *device, ebb__page *page) EBB__LOCKED;
+
+/* The same of one ticket; and wait for it, dropping the lock. */
+ebb__fence_state ebb__ticket_state_locked(ebb__device *device, uint64_t ticket) EBB__LOCKED;
+bool ebb__ticket_wait_locked(ebb__device *device, uint64_t ticket) EBB__LOCKED;
 
 /* Wait until it does not. Drops the lock. false: cannot be known. Tickets noted while it waits are
    not waited for: the caller looks at the state again. */
@@ -553,6 +577,9 @@ void ebb__fence_clear_locked(ebb__device *device, ebb__page *page) EBB__LOCKED;
 
 /* Wait for one stream, for want of a slot or a mark. Drops the lock. false: the driver failed. */
 bool ebb__stream_drain_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
+
+/* The streams that are always there. */
+void ebb__fence_open_locked(ebb__device *device) EBB__LOCKED;
 
 /* Forget every stream and destroy every event; no page has a ticket. EBB_DRIVER_FAILED: not all
    events; it can be repeated. */

@@ -279,11 +279,12 @@ static bool best(ebb__device *device, const ebb__request *request,
             }
             if (ebb__fence_state_locked(device, p) == EBB__UNKNOWN)
                 continue;
-            *candidate = (ebb__candidate){.owner = EBB__VBAR_HOLDER,
-                                          .cost = 5,
-                                          .kind = ebb__page_kind_locked(vbar, page),
-                                          .object = vbar,
-                                          .place = page};
+            *candidate =
+                (ebb__candidate){.owner = EBB__VBAR_HOLDER,
+                                 .cost = 5,
+                                 .bytes = device->frame_bytes[ebb__page_kind_locked(vbar, page)],
+                                 .object = vbar,
+                                 .place = page};
             return true;
         }
     }

@@ -32,3 +32,14 @@ bool ebb__policy_may_rise(uint64_t missing, uint64_t room, uint64_t limit, uint6
         return false;
     return room >= margin && room - margin >= missing;
 }
+
+/*
+ * At once, and then after 32, 1,024 ... times that it was not asked, as long as it does not help: a
+ * loop that needs its segments again in every step is left alone after two or three of them.
+ */
+bool ebb__policy_may_ask(uint64_t pressures, unsigned setbacks)
+{
+    enum { SHIFT = 5, MOST_SETBACKS = 4 };
+    return pressures >= UINT64_C(1)
+                            << SHIFT * (setbacks < MOST_SETBACKS ? setbacks : MOST_SETBACKS);
+}

@@ -73,8 +73,8 @@ static bool choose_locked(ebb__device *device, const ebb__request *request,
 {
     ebb__candidate shown[EBB__HOLDERS];
     unsigned count = 0;
-    for (unsigned i = 0; i < device->holder_count; i++)
-        if (device->holders[i].best(device, request, &shown[count]))
+    for (unsigned i = 0; i < EBB__HOLDERS; i++)
+        if (device->holders[i].best && device->holders[i].best(device, request, &shown[count]))
             count++;
     if (!count)
         return false;
@@ -92,7 +92,7 @@ static unsigned begin_locked(ebb__device *device, const ebb__request *request, u
         const ebb__holder *holder = &device->holders[victims[count].owner];
         if (!holder->begin(device, &victims[count]))
             continue; /* somebody has just begun to use it, and it is no candidate any more */
-        sum += device->frame_bytes[victims[count].kind];
+        sum += victims[count].bytes;
         count++;
     }
     *worth = sum;
@@ -105,7 +105,7 @@ static uint64_t finish_locked(ebb__device *device, const ebb__request *request,
 {
     const ebb__holder *holder = &device->holders[victim->owner];
     bool gone = holder->finish(device, victim, request->reason);
-    return gone ? device->frame_bytes[victim->kind] : 0;
+    return gone ? victim->bytes : 0;
 }
 
 /*

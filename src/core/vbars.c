@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fast.h"
 #include "internal.h"
 
 /* ---- handles ---------------------------------------------------------------------------------- */
@@ -355,6 +356,20 @@ ebb_status ebb_vbar_set_watermark_limit(ebb_vbar handle, uint64_t bytes)
         vbar->watermark = vbar->watermark_limit;
     ebb__leave(vbar->device, &scope);
     return EBB_OK;
+}
+
+bool ebb__vbar_wanted(ebb_vbar handle, uint64_t offset, uint64_t bytes)
+{
+    ebb__scope scope;
+    ebb_status status;
+    ebb__vbar *vbar = enter(handle, &scope, &status);
+    if (!vbar)
+        return false;
+    uint64_t size = atomic_load(&vbar->bytes);
+    bool wanted = bytes && offset < size && bytes <= size - offset &&
+                  (vbar->rise || ebb__page_at_locked(vbar, offset + bytes - 1) < vbar->watermark);
+    ebb__leave(vbar->device, &scope);
+    return wanted;
 }
 
 /* ---- giving up on request --------------------------------------------------------------------- */

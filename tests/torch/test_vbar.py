@@ -293,6 +293,7 @@ def test_filled_on_one_stream_used_on_another(vbar):
     assert all(torch.equal(r.cpu(), host) for r, host in zip(results, hosts, strict=True))
 
 
+@pytest.mark.simulated
 @pytest.mark.hazards
 @pytest.mark.parametrize("told", [True, False])
 def test_filled_is_what_orders_another_stream(vbar, hazards, told):
@@ -355,6 +356,7 @@ def test_the_same_with_streams_that_are_given(vbar, hazards):
     assert hazards() == []
 
 
+@pytest.mark.simulated
 def test_an_external_stream(vbar):
     card = sim.open_card(0)
     host = values(1)  # not pinned: PyTorch asks the streams that used pinned memory when it goes

@@ -1,0 +1,388 @@
+/*
+ * attach: the functions that PyTorch's allocator library calls instead of the CUDA runtime's.
+ *
+ * They have no argument that would lead to an object of ours, so there is one: `door`, the only state
+ * of this file. It is changed under its lock by attach and detach; the functions read it without. They
+ * run on any thread, with PyTorch's allocator lock held and Python's lock in any state, and never
+ * call Python.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "imports.h"
+#include "internal.h"
+#include "segment.h"
+
+/* The CUDA runtime's codes and kinds that matter here. */
+enum { SUCCESS = 0, MEMORY_ALLOCATION = 2, DEVICE_TO_DEVICE = 3, DEFAULT_KIND = 4 };
+
+typedef int (*malloc_function)(void **, size_t);
+typedef int (*free_function)(void *);
+typedef int (*copy_function)(void *, const void *, size_t, int, CUstream);
+typedef int (*peer_copy_function)(void *, int, const void *, int, size_t, CUstream);
+typedef int (*begin_function)(CUstream, int);
+typedef int (*end_function)(CUstream, void **);
+typedef int (*device_function)(int *);
+
+/* A segment that PyTorch took from the runtime before we came. */
+typedef struct earlier {
+    struct earlier *next;
+    uint64_t address, bytes;
+    int index;
+} earlier;
+
+static struct {
+    ebb__mutex lock;
+    atomic_int ready; /* 0 untouched, 1 being made, 2 the lock can be used */
+    bool attached;
+    ebb_attach_options options;
+    char library[4096];
+    ebb__import allocate, release, copy, begin, end;
+    device_function current;
+    peer_copy_function peer_copy;
+    _Atomic uint32_t devices[EBB__DEVICES]; /* handles' ids, once opened */
+    earlier *earlier;
+    _Atomic unsigned earlier_count;
+} door;
+
+static void make_ready(void)
+{
+    int untouched = 0;
+    if (atomic_load(&door.ready) == 2)
+        return;
+    if (atomic_compare_exchange_strong(&door.ready, &untouched, 1)) {
+        ebb__os_mutex_init(&door.lock);
+        atomic_store(&door.ready, 2);
+    }
+    while (atomic_load(&door.ready) != 2)
+        ebb__os_pause();
+}
+
+/* ---- devices -------------------------------------------------------------------------------------- */
+
+static ebb_device known(int index)
+{
+    ebb_device device = {0};
+    if (index >= 0 && index < EBB__DEVICES)
+        device.id = atomic_load(&door.devices[index]);
+    return device;
+}
+
+static bool wanted(int index)
+{
+    return door.attached && index >= 0 && index < EBB__DEVICES && door.options.devices >> index & 1;
+}
+
+/* The device of a GPU that is attached, opened the first time. */
+static ebb_status device_of(int index, ebb_device *device, char *detail, size_t length)
+{
+    *device = known(index);
+    if (device->id)
+        return EBB_OK;
+    if (!wanted(index))
+        return EBB_GONE;
+    ebb__os_lock(&door.lock);
+    ebb_status status = EBB_OK;
+    *device = known(index);
+    if (!device->id) {
+        ebb_device_options options = {.size = sizeof options,
+                                      .library = door.options.library,
+                                      .index = index,
+                                      .limit = door.options.limit,
+                                      .headroom = door.options.headroom};
+        status = ebb_device_open(&options, device, detail, length);
+        if (status == EBB_OK && door.options.limit != EBB_DEFAULT)
+            ebb_device_set_limit(*device,
+                                 door.options.limit); /* it may have been open, with another */
+        if (status == EBB_OK && door.options.headroom != EBB_DEFAULT)
+            ebb_device_set_headroom(*device, door.options.headroom);
+        if (status == EBB_OK)
+            status = ebb__segments_open(*device);
+        if (status == EBB_OK)
+            atomic_store(&door.devices[index], device->id);
+    }
+    ebb__os_unlock(&door.lock);
+    return status;
+}
+
+/* ---- what PyTorch calls ---------------------------------------------------------------------------- */
+
+static int our_malloc(void **address, size_t bytes)
+{
+    malloc_function original = (malloc_function)door.allocate.original;
+    int index = -1;
+    ebb_device device;
+    uint64_t found = 0;
+    if (!bytes || !address || door.current(&index) != SUCCESS ||
+        device_of(index, &device, NULL, 0) != EBB_OK)
+        return original(address, bytes);
+    ebb_status status = ebb__segment_alloc(device, bytes, &found);
+    if (status == EBB_FORKED || status == EBB_GONE)
+        return original(address, bytes); /* it knows what to say */
+    if (status != EBB_OK)
+        return MEMORY_ALLOCATION;
+    *address = (void *)(uintptr_t)found;
+    return SUCCESS;
+}
+
+static void forget_earlier(uint64_t address)
+{
+    ebb__os_lock(&door.lock);
+    for (earlier **at = &door.earlier; *at; at = &(*at)->next) {
+        earlier *e = *at;
+        if (e->address != address)
+            continue;
+        *at = e->next;
+        ebb__segments_before(known(e->index), -(int64_t)e->bytes);
+        free(e);
+        atomic_fetch_sub(&door.earlier_count, 1);
+        break;
+    }
+    ebb__os_unlock(&door.lock);
+}
+
+static int our_free(void *address)
+{
+    free_function original = (free_function)door.release.original;
+    for (int index = 0; address && index < EBB__DEVICES; index++) {
+        ebb_device device = known(index);
+        if (device.id && ebb__segment_free(device, (uint64_t)(uintptr_t)address) == EBB_OK)
+            return SUCCESS;
+    }
+    int code = original(address);
+    if (address && code == SUCCESS && atomic_load(&door.earlier_count))
+        forget_earlier((uint64_t)(uintptr_t)address);
+    return code;
+}
+
+/* Which GPU a segment of ours is on; -1: none. */
+static int holder_of(const void *address)
+{
+    for (int index = 0; index < EBB__DEVICES; index++) {
+        ebb_device device = known(index);
+        if (device.id && ebb__segment_holds(device, (uint64_t)(uintptr_t)address))
+            return index;
+    }
+    return -1;
+}
+
+/* A plain copy between GPUs finds its way only in memory of the runtime's own. */
+static int our_copy(void *to, const void *from, size_t bytes, int kind, CUstream stream)
+{
+    copy_function original = (copy_function)door.copy.original;
+    if (kind == DEVICE_TO_DEVICE || kind == DEFAULT_KIND) {
+        int there = holder_of(to), here = holder_of(from);
+        if (there >= 0 && here >= 0 && there != here)
+            return door.peer_copy(to, there, from, here, bytes, stream);
+    }
+    return original(to, from, bytes, kind, stream);
+}
+
+/* Captures are counted, because an event of the whole context would end one. */
+static void count_captures(int change)
+{
+    for (int index = 0; index < EBB__DEVICES; index++)
+        if (known(index).id)
+            ebb__segments_open_capture(known(index), change);
+}
+
+static int our_begin(CUstream stream, int mode)
+{
+    count_captures(1);
+    int code = ((begin_function)door.begin.original)(stream, mode);
+    if (code != SUCCESS)
+        count_captures(-1);
+    return code;
+}
+
+static int our_end(CUstream stream, void **graph)
+{
+    int code = ((end_function)door.end.original)(stream, graph);
+    count_captures(-1);
+    return code;
+}
+
+/* ---- attach and detach ------------------------------------------------------------------------------ */
+
+#define ALLOCATOR "libc10_cuda.so"
+#define TORCH "libtorch_cuda.so"
+
+static ebb_status find_all(char *detail, size_t length)
+{
+    ebb_status status = ebb__import_find(ALLOCATOR, "cudaMalloc", &door.allocate, detail, length);
+    if (status == EBB_OK)
+        status = ebb__import_find(ALLOCATOR, "cudaFree", &door.release, detail, length);
+    if (status != EBB_OK)
+        return status;
+    door.current = (device_function)ebb__import_sibling(&door.allocate, "cudaGetDevice");
+    door.peer_copy = (peer_copy_function)ebb__import_sibling(&door.allocate, "cudaMemcpyPeerAsync");
+    if (!door.current || !door.peer_copy) {
+        ebb__detail(detail, length, "the CUDA runtime has no cudaGetDevice or cudaMemcpyPeerAsync");
+        return EBB_INVALID;
+    }
+    /* Without these two a PyTorch is served as well, if it has them nowhere. */
+    if (ebb__import_find(ALLOCATOR, "cudaMemcpyAsync", &door.copy, NULL, 0) != EBB_OK)
+        door.copy.count = 0;
+    if (ebb__import_find(TORCH, "cudaStreamBeginCapture", &door.begin, NULL, 0) != EBB_OK ||
+        ebb__import_find(TORCH, "cudaStreamEndCapture", &door.end, NULL, 0) != EBB_OK)
+        door.begin.count = door.end.count = 0;
+    return EBB_OK;
+}
+
+/* A function as a plain pointer, which is what a slot holds. */
+#define CODE(function) ((void *)(uintptr_t)(function))
+
+static ebb_status replace_all(void)
+{
+    /* Freeing first: no segment of ours may exist that the runtime would be asked to free. */
+    const struct {
+        ebb__import *import;
+        void *ours;
+    } all[] = {
+        {&door.release, CODE(our_free)},    {&door.copy, CODE(our_copy)},
+        {&door.begin, CODE(our_begin)},     {&door.end, CODE(our_end)},
+        {&door.allocate, CODE(our_malloc)},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        ebb_status status =
+            all[i].import->count ? ebb__import_replace(all[i].import, all[i].ours) : EBB_OK;
+        if (status == EBB_OK)
+            continue;
+        while (i-- > 0)
+            ebb__import_restore(all[i].import);
+        return status;
+    }
+    return EBB_OK;
+}
+
+static ebb_status attach_now(const ebb_attach_options *options, char *detail, size_t length)
+{
+    if (door.attached) {
+        ebb__detail(detail, length, "Ebbtide is attached already");
+        return EBB_BUSY;
+    }
+    /* Still there from the last time, for segments that live: only the way in was closed. */
+    bool half = door.release.replacement != NULL;
+    door.options = *options;
+    door.options.library = NULL;
+    if (options->library) {
+        if (strlen(options->library) >= sizeof door.library)
+            return EBB_INVALID;
+        strcpy(door.library, options->library);
+        door.options.library = door.library;
+    }
+    door.attached = true;
+    ebb_status status =
+        half ? ebb__import_replace(&door.allocate, CODE(our_malloc)) : find_all(detail, length);
+    if (status == EBB_OK && !half)
+        status = replace_all();
+    if (status != EBB_OK)
+        door.attached = false;
+    return status;
+}
+
+ebb_status ebb_attach(const ebb_attach_options *options, char *detail, size_t length)
+{
+    if (!options || options->size < sizeof *options)
+        return EBB_INVALID;
+    make_ready();
+    ebb__os_lock(&door.lock);
+    ebb_status status = attach_now(options, detail, length);
+    ebb__os_unlock(&door.lock);
+    return status;
+}
+
+/* Nobody counts any more what PyTorch had before. */
+static void forget_all_earlier(void)
+{
+    while (door.earlier) {
+        earlier *e = door.earlier;
+        door.earlier = e->next;
+        ebb__segments_before(known(e->index), -(int64_t)e->bytes);
+        free(e);
+    }
+    atomic_store(&door.earlier_count, 0);
+}
+
+/* Close the devices whose segments are all gone. Bytes that remain. */
+static uint64_t close_devices(void)
+{
+    uint64_t remaining = 0;
+    for (int index = 0; index < EBB__DEVICES; index++) {
+        ebb_device device = known(index);
+        if (!device.id)
+            continue;
+        ebb_segment_stats stats = {.size = sizeof stats};
+        if (ebb__segments_stats(device, &stats) == EBB_OK && stats.segments) {
+            remaining += stats.bytes;
+        } else if (ebb__segments_close(device) == EBB_OK) {
+            atomic_store(&door.devices[index], 0);
+            ebb_device_close(device);
+        }
+    }
+    return remaining;
+}
+
+ebb_status ebb_detach(uint64_t *remaining)
+{
+    make_ready();
+    ebb__os_lock(&door.lock);
+    ebb_status status = ebb__import_restore(&door.allocate);
+    uint64_t left = 0;
+    if (status == EBB_OK) {
+        door.attached = false;
+        forget_all_earlier();
+        left = close_devices();
+        ebb__import *others[] = {&door.begin, &door.end, &door.copy, &door.release};
+        for (size_t i = 0; !left && i < 4 && status == EBB_OK; i++)
+            status = ebb__import_restore(others[i]);
+    }
+    ebb__os_unlock(&door.lock);
+    if (remaining)
+        *remaining = left;
+    return status;
+}
+
+ebb_status ebb_attached(int index, ebb_device *device)
+{
+    if (!device)
+        return EBB_INVALID;
+    make_ready();
+    return device_of(index, device, NULL, 0);
+}
+
+ebb_status ebb_attach_before(int index, const ebb_range *segments, size_t count)
+{
+    ebb_device device;
+    make_ready();
+    ebb_status status = device_of(index, &device, NULL, 0);
+    if (status != EBB_OK)
+        return status;
+    ebb__os_lock(&door.lock);
+    for (size_t i = 0; i < count && status == EBB_OK; i++) {
+        earlier *e = malloc(sizeof *e);
+        if (!e) {
+            status = EBB_NO_HOST_MEMORY;
+            break;
+        }
+        *e = (earlier){door.earlier, segments[i].offset, segments[i].bytes, index};
+        door.earlier = e;
+        atomic_fetch_add(&door.earlier_count, 1);
+        ebb__segments_before(device, (int64_t)e->bytes);
+    }
+    ebb__os_unlock(&door.lock);
+    return status;
+}
+
+void ebb_attach_pool(int index, int change)
+{
+    if (known(index).id)
+        ebb__segments_open_pool(known(index), change);
+}
+
+ebb_status ebb_attached_stats(int index, ebb_segment_stats *stats)
+{
+    if (!stats || stats->size < sizeof *stats)
+        return EBB_INVALID;
+    return known(index).id ? ebb__segments_stats(known(index), stats) : EBB_GONE;
+}

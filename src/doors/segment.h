@@ -1,0 +1,45 @@
+/*
+ * Segments: memory given to PyTorch for its own caching, over our frames.
+ *
+ * All may be called by any thread, with any lock of PyTorch's held and Python's in any state: they
+ * take no lock but the device's, and call nothing of Python's.
+ */
+#ifndef EBB_SEGMENT_H
+#define EBB_SEGMENT_H
+
+#include <stdbool.h>
+
+#include "ebbtide.h"
+
+/* Open the door on a device that is open. EBB_OK (also if it is open), EBB_NO_HOST_MEMORY, EBB_GONE. */
+ebb_status ebb__segments_open(ebb_device device);
+
+/* Close it: EBB_BUSY while a segment lives or is parked, with nothing done. */
+ebb_status ebb__segments_close(ebb_device device);
+
+/*
+ * Memory of `bytes`, as cudaMalloc gives it. EBB_OK; EBB_FULL: there is none, or PyTorch is to give
+ * back first what it caches and does not use, and to ask again. May wait for fences of weights that
+ * give way, and for work on memory that was given back; for nothing else.
+ */
+ebb_status ebb__segment_alloc(ebb_device device, uint64_t bytes, uint64_t *address);
+
+/*
+ * Give memory back, as cudaFree takes it: without waiting. EBB_INVALID: the address is none of a
+ * segment of this device.
+ */
+ebb_status ebb__segment_free(ebb_device device, uint64_t address);
+
+/* What PyTorch took before, and has not given back: it counts against the limit. */
+void ebb__segments_before(ebb_device device, int64_t change);
+
+/* Whether an address is in a segment that PyTorch has. */
+bool ebb__segment_holds(ebb_device device, uint64_t address);
+
+ebb_status ebb__segments_stats(ebb_device device, ebb_segment_stats *stats);
+
+/* A capture, or a pool of PyTorch's, has been opened (+1) or closed (-1): no refusing while one is. */
+void ebb__segments_open_capture(ebb_device device, int change);
+void ebb__segments_open_pool(ebb_device device, int change);
+
+#endif
