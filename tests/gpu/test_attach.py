@@ -39,6 +39,7 @@ class UnderPyTorch(unittest.TestCase):
         self.device.check()
         gc.collect()
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # PyTorch keeps them for good otherwise
         torch.cuda.empty_cache()
         self.device.close()
         self.assertEqual(ebbtide.detach(), 0)

@@ -404,6 +404,7 @@ def test_two_threads_on_two_streams(vbar):
 # ---- devices ------------------------------------------------------------------------------------
 
 
+@pytest.mark.two_cards
 def test_the_second_card_whichever_is_current(device):
     with ebbtide.Device(1, limit="64MiB") as second:
         vbar = ebbtide.VBAR(second, "128MiB")
