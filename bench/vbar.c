@@ -137,7 +137,7 @@ static void measure_hit(void)
     double alone = hits(vbar, signatures, "hit");
 
     count_calls(true);
-    for (uint64_t i = 0; i < 10 * WEIGHTS; i++)
+    for (uint64_t i = 0; i < UINT64_C(10) * WEIGHTS; i++)
         touch(vbar, i % WEIGHTS * MIB, MIB, stream);
     bench_print(&b, "hit_events_recorded_per_unpin", (double)calls.cuEventRecord / (10 * WEIGHTS),
                 "events");
@@ -190,7 +190,8 @@ static double measure_miss(void)
         if (round)
             destroyed[round - 1] = (bench_now() - start) * 1e6 / PAGES;
     }
-    double median = bench_spread(&b, "miss_32_mib_recycled_frame", took, PAGES * REPEATS, "us");
+    double median =
+        bench_spread(&b, "miss_32_mib_recycled_frame", took, (size_t)PAGES * REPEATS, "us");
     bench_spread(&b, "destroy_per_32_mib_page", destroyed, REPEATS, "us");
     return median;
 }

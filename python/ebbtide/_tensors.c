@@ -110,8 +110,10 @@ static int look_at(PyObject *tensor, look *l)
     int conjugate = 0;
     if (l->dtype >= COMPLEX_HALF && l->dtype <= COMPLEX_DOUBLE)
         conjugate = is_true(is_conj, tensor);
+    if (negative < 0 || conjugate < 0)
+        return -1;
     l->bits = conjugate | negative << 1;
-    return negative < 0 || conjugate < 0 ? -1 : 0;
+    return 0;
 }
 
 /* A new reference to the alias of a CUDA tensor; what it reaches over goes to `r`. */

@@ -385,7 +385,6 @@ bool ebb__ticket_wait_locked(ebb__device *device, uint64_t ticket)
         while (mark->epoch <= stream->passed)
             mark++;
         CUevent event = mark->event;
-        uint64_t covers = mark->epoch;
         mark->waiters++;
         uint64_t begin = ebb__os_now();
         ebb__drop(device);
@@ -399,7 +398,7 @@ bool ebb__ticket_wait_locked(ebb__device *device, uint64_t ticket)
         while (mark->event != event)
             mark++;
         mark->waiters--;
-        covers = mark->epoch;
+        uint64_t covers = mark->epoch;
         if (captured(stream, code)) {
             if (!mark->waiters)
                 lose_locked(device, stream, (unsigned)(mark - stream->marks));

@@ -497,7 +497,7 @@ ebb_status ebb_vbar_fault_many(ebb_vbar handle, const ebb_range *ranges, size_t 
         return EBB_OK;
     /* Not all: what was pinned is taken back, and the whole is asked for at once. */
     for (size_t i = 0; i < done; i++) {
-        uint64_t first, last;
+        uint64_t first = 0, last = 0; /* pinned, so there is such a range */
         span(vbar, ranges[i].offset, ranges[i].bytes, &first, &last);
         ebb__page *pages = atomic_load(&vbar->pages);
         atomic_fetch_sub(&pages[first].word, EBB__HIT);

@@ -414,13 +414,13 @@ ebb_status ebb__segments_close(ebb_device handle)
     if (!device)
         return status;
     ebb__segments *all = device->segments;
-    while (all->oldest && !all->live_count) {
-        segment *s = all->oldest;
-        if (!ebb__ticket_wait_locked(device, s->ticket))
+    segment *s;
+    while (!all->live_count && (s = all->oldest) != NULL) {
+        unpark_locked(all, s); /* nobody else's while the lock is dropped */
+        if (!ebb__ticket_wait_locked(device, s->ticket)) {
+            park_locked(all, s, true);
             break;
-        if (s != all->oldest) /* the lock was dropped meanwhile */
-            continue;
-        unpark_locked(all, s);
+        }
         dissolve_locked(device, s);
     }
     if (all->live_count || all->parked_count) {
