@@ -102,10 +102,10 @@ static void park_locked(ebb__segments *all, segment *s, bool first) EBB__LOCKED
 
 static void unpark_locked(ebb__segments *all, segment *s) EBB__LOCKED
 {
-    if (s->previous)
-        s->previous->next = s->next;
-    else
+    if (s == all->oldest)
         all->oldest = s->next;
+    else
+        s->previous->next = s->next;
     if (s->next)
         s->next->previous = s->previous;
     else
