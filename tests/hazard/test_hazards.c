@@ -2,10 +2,11 @@
  * Each way to break a program that moves memory under running work is reported, every time, and the
  * right program next to it never is.
  *
- * A scenario is run with seeds 1 to 1,000 (or the first argument): sizes, places, kinds of work,
+ * A scenario is run with seeds 1 to 1,000 (100 with a sanitizer; or the first argument): sizes, places, kinds of work,
  * other work around it, the time that passes and the way of waiting differ from seed to seed. Time
  * passing makes no hazard go away, and luck plays no part.
  */
+#include "scale.h"
 #include "sim_kit.h"
 
 typedef struct scene {
@@ -352,7 +353,7 @@ int main(int argc, char **argv)
         SCENARIO(access_taken_away_under_work),
         SCENARIO(kernel_on_memory_that_is_not_mapped),
     };
-    unsigned long seeds = argc > 1 ? strtoul(argv[1], NULL, 10) : 1000;
+    unsigned long seeds = argc > 1 ? strtoul(argv[1], NULL, 10) : SCALED(1000, 100);
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
         unsigned long found = 0, silent = 0;
         for (unsigned long seed = 1; seed <= seeds; seed++) {
