@@ -2,9 +2,9 @@
  * Each way to break a program that moves memory under running work is reported, every time, and the
  * right program next to it never is.
  *
- * A scenario is run with seeds 1 to 1,000 (100 with a sanitizer; or the first argument): sizes, places, kinds of work,
- * other work around it, the time that passes and the way of waiting differ from seed to seed. Time
- * passing makes no hazard go away, and luck plays no part.
+ * A scenario is run with seeds 1 to 1,000 (100 with a sanitizer; or the first argument): sizes,
+ * places, kinds of work, other work around it, the time that passes and the way of waiting differ
+ * from seed to seed. Time passing makes no hazard go away, and luck plays no part.
  */
 #include "scale.h"
 #include "sim_kit.h"
