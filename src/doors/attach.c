@@ -16,6 +16,8 @@
 /* The CUDA runtime's codes and kinds that matter here. */
 enum { SUCCESS = 0, MEMORY_ALLOCATION = 2, DEVICE_TO_DEVICE = 3, DEFAULT_KIND = 4 };
 
+enum { CAPTURES = 64 }; /* at once; more are not known */
+
 typedef int (*malloc_function)(void **, size_t);
 typedef int (*free_function)(void *);
 typedef int (*copy_function)(void *, const void *, size_t, int, CUstream);
@@ -41,6 +43,8 @@ static struct {
     device_function current;
     peer_copy_function peer_copy;
     _Atomic uint32_t devices[EBB__DEVICES]; /* handles' ids, once opened */
+    _Atomic unsigned device_count;
+    _Atomic(CUstream) capturing[CAPTURES]; /* streams on which PyTorch has begun a capture */
     earlier *earlier;
     _Atomic unsigned earlier_count;
 } door;
@@ -68,9 +72,27 @@ static ebb_device known(int index)
     return device;
 }
 
+static void know(int index, ebb_device device)
+{
+    atomic_store(&door.devices[index], device.id);
+    if (device.id)
+        atomic_fetch_add(&door.device_count, 1);
+    else
+        atomic_fetch_sub(&door.device_count, 1);
+}
+
 static bool wanted(int index)
 {
     return door.attached && index >= 0 && index < EBB__DEVICES && door.options.devices >> index & 1;
+}
+
+/* Apply what attach was told to a device that may have been open with something else. */
+static void apply_options(ebb_device device)
+{
+    if (door.options.limit != EBB_DEFAULT)
+        ebb_device_set_limit(device, door.options.limit);
+    if (door.options.headroom != EBB_DEFAULT)
+        ebb_device_set_headroom(device, door.options.headroom);
 }
 
 /* The device of a GPU that is attached, opened the first time. */
@@ -91,15 +113,14 @@ static ebb_status device_of(int index, ebb_device *device, char *detail, size_t 
                                       .limit = door.options.limit,
                                       .headroom = door.options.headroom};
         status = ebb_device_open(&options, device, detail, length);
-        if (status == EBB_OK && door.options.limit != EBB_DEFAULT)
-            ebb_device_set_limit(*device,
-                                 door.options.limit); /* it may have been open, with another */
-        if (status == EBB_OK && door.options.headroom != EBB_DEFAULT)
-            ebb_device_set_headroom(*device, door.options.headroom);
-        if (status == EBB_OK)
+        if (status == EBB_OK) {
+            apply_options(*device);
             status = ebb__segments_open(*device);
+            if (status != EBB_OK)
+                ebb_device_close(*device);
+        }
         if (status == EBB_OK)
-            atomic_store(&door.devices[index], device->id);
+            know(index, *device);
     }
     ebb__os_unlock(&door.lock);
     return status;
@@ -155,7 +176,7 @@ static int our_free(void *address)
     return code;
 }
 
-/* Which GPU a segment of ours is on; -1: none. */
+/* Which GPU memory of ours is on; -1: none. */
 static int holder_of(const void *address)
 {
     for (int index = 0; index < EBB__DEVICES; index++) {
@@ -170,7 +191,7 @@ static int holder_of(const void *address)
 static int our_copy(void *to, const void *from, size_t bytes, int kind, CUstream stream)
 {
     copy_function original = (copy_function)door.copy.original;
-    if (kind == DEVICE_TO_DEVICE || kind == DEFAULT_KIND) {
+    if (atomic_load(&door.device_count) > 1 && (kind == DEVICE_TO_DEVICE || kind == DEFAULT_KIND)) {
         int there = holder_of(to), here = holder_of(from);
         if (there >= 0 && here >= 0 && there != here)
             return door.peer_copy(to, there, from, here, bytes, stream);
@@ -178,27 +199,45 @@ static int our_copy(void *to, const void *from, size_t bytes, int kind, CUstream
     return original(to, from, bytes, kind, stream);
 }
 
-/* Captures are counted, because an event of the whole context would end one. */
-static void count_captures(int change)
+/*
+ * Captures are counted, because an event of the whole context would end one. By their streams: the end
+ * of one that began before we came must not be taken for another's.
+ */
+static bool swap_capture(CUstream from, CUstream to)
 {
-    for (int index = 0; index < EBB__DEVICES; index++)
-        if (known(index).id)
-            ebb__segments_open_capture(known(index), change);
+    for (unsigned i = 0; i < CAPTURES; i++) {
+        CUstream there = from;
+        if (atomic_compare_exchange_strong(&door.capturing[i], &there, to))
+            return true;
+    }
+    return false;
+}
+
+static void capture_over(CUstream stream)
+{
+    if (stream && swap_capture(stream, NULL))
+        atomic_fetch_sub(&ebb__captures, 1);
 }
 
 static int our_begin(CUstream stream, int mode)
 {
-    count_captures(1);
+    bool counted = stream && swap_capture(NULL, stream);
+    if (counted)
+        atomic_fetch_add(&ebb__captures, 1);
+    /* Whoever did not see that yet is done when its lock has been ours. */
+    for (int index = 0; counted && index < EBB__DEVICES; index++)
+        if (known(index).id)
+            ebb__segments_pass(known(index));
     int code = ((begin_function)door.begin.original)(stream, mode);
-    if (code != SUCCESS)
-        count_captures(-1);
+    if (counted && code != SUCCESS)
+        capture_over(stream);
     return code;
 }
 
 static int our_end(CUstream stream, void **graph)
 {
     int code = ((end_function)door.end.original)(stream, graph);
-    count_captures(-1);
+    capture_over(stream);
     return code;
 }
 
@@ -278,6 +317,13 @@ static ebb_status attach_now(const ebb_attach_options *options, char *detail, si
         status = replace_all();
     if (status != EBB_OK)
         door.attached = false;
+    /* Devices that have been kept for segments that live. */
+    for (int index = 0; status == EBB_OK && index < EBB__DEVICES; index++) {
+        if (known(index).id && wanted(index)) {
+            apply_options(known(index));
+            ebb__segments_open_pool(known(index), 0);
+        }
+    }
     return status;
 }
 
@@ -316,7 +362,7 @@ static uint64_t close_devices(void)
         if (ebb__segments_stats(device, &stats) == EBB_OK && stats.segments) {
             remaining += stats.bytes;
         } else if (ebb__segments_close(device) == EBB_OK) {
-            atomic_store(&door.devices[index], 0);
+            know(index, (ebb_device){0});
             ebb_device_close(device);
         }
     }
@@ -376,8 +422,11 @@ ebb_status ebb_attach_before(int index, const ebb_range *segments, size_t count)
 
 void ebb_attach_pool(int index, int change)
 {
-    if (known(index).id)
-        ebb__segments_open_pool(known(index), change);
+    /* Opened if need be: the pool's first segment may be the first there is. */
+    ebb_device device;
+    make_ready();
+    if (change && device_of(index, &device, NULL, 0) == EBB_OK)
+        ebb__segments_open_pool(device, change);
 }
 
 ebb_status ebb_attached_stats(int index, ebb_segment_stats *stats)

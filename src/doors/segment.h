@@ -14,7 +14,8 @@
 /* Open the door on a device that is open. EBB_OK (also if it is open), EBB_NO_HOST_MEMORY, EBB_GONE. */
 ebb_status ebb__segments_open(ebb_device device);
 
-/* Close it: EBB_BUSY while a segment lives or is parked, with nothing done. */
+/* Close it. Parked segments are waited for. EBB_BUSY: a segment lives, or one that is parked cannot be
+   known to be over, or somebody is in a call. */
 ebb_status ebb__segments_close(ebb_device device);
 
 /*
@@ -33,13 +34,15 @@ ebb_status ebb__segment_free(ebb_device device, uint64_t address);
 /* What PyTorch took before, and has not given back: it counts against the limit. */
 void ebb__segments_before(ebb_device device, int64_t change);
 
-/* Whether an address is in a segment that PyTorch has. */
+/* Whether an address is in a segment that PyTorch has, or in a VBAR. */
 bool ebb__segment_holds(ebb_device device, uint64_t address);
 
 ebb_status ebb__segments_stats(ebb_device device, ebb_segment_stats *stats);
 
-/* A capture, or a pool of PyTorch's, has been opened (+1) or closed (-1): no refusing while one is. */
-void ebb__segments_open_capture(ebb_device device, int change);
+/* A pool of PyTorch's has been opened (+1) or closed (-1), or all are (0): no refusing while one is. */
 void ebb__segments_open_pool(ebb_device device, int change);
+
+/* Returns when no call that began before can record an event of the device's context any more. */
+void ebb__segments_pass(ebb_device device);
 
 #endif
