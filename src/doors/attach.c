@@ -16,6 +16,9 @@
 /* The CUDA runtime's codes and kinds that matter here. */
 enum { SUCCESS = 0, MEMORY_ALLOCATION = 2, DEVICE_TO_DEVICE = 3, DEFAULT_KIND = 4 };
 
+/* And attributes of its pools. */
+enum { POOL_RESERVED = 5, POOL_USED = 7 };
+
 enum { CAPTURES = 64 }; /* at once; more are not known */
 
 typedef int (*malloc_function)(void **, size_t);
@@ -25,6 +28,11 @@ typedef int (*peer_copy_function)(void *, int, const void *, int, size_t, CUstre
 typedef int (*begin_function)(CUstream, int);
 typedef int (*end_function)(CUstream, void **);
 typedef int (*device_function)(int *);
+typedef int (*malloc_async_function)(void **, size_t, CUstream);
+typedef int (*trim_function)(void *, size_t);
+typedef int (*pool_function)(void **, int);
+typedef int (*attribute_function)(void *, int, void *);
+typedef int (*error_function)(void);
 
 /* A segment that PyTorch took from the runtime before we came. */
 typedef struct earlier {
@@ -39,11 +47,15 @@ static struct {
     bool attached;
     ebb_attach_options options;
     char library[4096];
-    ebb__import allocate, release, copy, begin, end;
+    ebb__import allocate, release, copy, begin, end, allocate_async, trim;
     device_function current;
+    pool_function pool_of;
+    attribute_function attribute;
+    error_function last_error;
     peer_copy_function peer_copy;
     _Atomic uint32_t devices[EBB__DEVICES]; /* handles' ids, once opened */
     _Atomic unsigned device_count;
+    _Atomic uint64_t pooled[EBB__DEVICES]; /* bytes that the runtime's pool holds, as last seen */
     _Atomic(CUstream) capturing[CAPTURES]; /* streams on which PyTorch has begun a capture */
     earlier *earlier;
     _Atomic unsigned earlier_count;
@@ -199,6 +211,81 @@ static int our_copy(void *to, const void *from, size_t bytes, int kind, CUstream
     return original(to, from, bytes, kind, stream);
 }
 
+/* ---- PyTorch's other allocator, cudaMallocAsync ---------------------------------------------------- */
+
+/*
+ * There, each tensor is an allocation of a pool of the runtime's. That memory is not ours, but weights
+ * give way to it: within the limit, which the pool counts against, and when the card is full.
+ */
+typedef struct pool {
+    int index;
+    ebb_device device;
+    void *handle;
+    uint64_t reserved, used;
+} pool;
+
+static bool look_at_pool(pool *p)
+{
+    uint64_t reserved = 0, used = 0;
+    if (door.pool_of(&p->handle, p->index) != SUCCESS ||
+        door.attribute(p->handle, POOL_RESERVED, &reserved) != SUCCESS ||
+        door.attribute(p->handle, POOL_USED, &used) != SUCCESS)
+        return false;
+    p->reserved = reserved;
+    p->used = used;
+    uint64_t before = atomic_exchange(&door.pooled[p->index], reserved);
+    ebb__segments_before(p->device, (int64_t)(reserved - before));
+    return true;
+}
+
+/* Make room for an allocation that the pool has none for. What the pool does not use goes last. */
+static bool press(pool *p, uint64_t bytes)
+{
+    for (int tries = 0; tries < 2; tries++) {
+        if (p->used + bytes <= p->reserved)
+            return true;
+        if (ebb__segments_press(p->device, p->used + bytes - p->reserved) == EBB_OK)
+            return true;
+        if (tries == 0 &&
+            (((trim_function)door.trim.original)(p->handle, 0) != SUCCESS || !look_at_pool(p)))
+            return false;
+    }
+    return false;
+}
+
+static int our_malloc_async(void **address, size_t bytes, CUstream stream)
+{
+    malloc_async_function original = (malloc_async_function)door.allocate_async.original;
+    pool p = {.index = -1};
+    if (!bytes || !address || door.current(&p.index) != SUCCESS ||
+        device_of(p.index, &p.device, NULL, 0) != EBB_OK || !look_at_pool(&p))
+        return original(address, bytes, stream);
+    if (!press(&p, bytes))
+        return MEMORY_ALLOCATION;
+    int code = original(address, bytes, stream);
+    /* Full all the same: the card, or the pool's pieces are too small. */
+    while (code == MEMORY_ALLOCATION && ebb__segments_yield(p.device, bytes) == EBB_OK) {
+        door.last_error(); /* nobody shall find it later */
+        code = original(address, bytes, stream);
+    }
+    if (look_at_pool(&p))
+        ebb__segments_press(p.device, 0);
+    return code;
+}
+
+static int our_trim(void *handle, size_t keep)
+{
+    int code = ((trim_function)door.trim.original)(handle, keep);
+    for (int index = 0; index < EBB__DEVICES; index++) {
+        pool p = {.index = index, .device = known(index)};
+        if (p.device.id && atomic_load(&door.pooled[index]))
+            look_at_pool(&p);
+    }
+    return code;
+}
+
+/* ---- captures ------------------------------------------------------------------------------------- */
+
 /*
  * Captures are counted, because an event of the whole context would end one. By their streams: the end
  * of one that began before we came must not be taken for another's.
@@ -259,12 +346,21 @@ static ebb_status find_all(char *detail, size_t length)
         ebb__detail(detail, length, "the CUDA runtime has no cudaGetDevice or cudaMemcpyPeerAsync");
         return EBB_INVALID;
     }
-    /* Without these two a PyTorch is served as well, if it has them nowhere. */
+    /* Without these a PyTorch is served as well, if it has them nowhere. */
     if (ebb__import_find(ALLOCATOR, "cudaMemcpyAsync", &door.copy, NULL, 0) != EBB_OK)
         door.copy.count = 0;
     if (ebb__import_find(TORCH, "cudaStreamBeginCapture", &door.begin, NULL, 0) != EBB_OK ||
         ebb__import_find(TORCH, "cudaStreamEndCapture", &door.end, NULL, 0) != EBB_OK)
         door.begin.count = door.end.count = 0;
+    door.pool_of =
+        (pool_function)ebb__import_sibling(&door.allocate, "cudaDeviceGetDefaultMemPool");
+    door.attribute =
+        (attribute_function)ebb__import_sibling(&door.allocate, "cudaMemPoolGetAttribute");
+    door.last_error = (error_function)ebb__import_sibling(&door.allocate, "cudaGetLastError");
+    if (!door.pool_of || !door.attribute || !door.last_error ||
+        ebb__import_find(ALLOCATOR, "cudaMallocAsync", &door.allocate_async, NULL, 0) != EBB_OK ||
+        ebb__import_find(ALLOCATOR, "cudaMemPoolTrimTo", &door.trim, NULL, 0) != EBB_OK)
+        door.allocate_async.count = door.trim.count = 0;
     return EBB_OK;
 }
 
@@ -280,11 +376,13 @@ static ebb_status replace_all(void)
     } all[] = {
         {&door.release, CODE(our_free)},    {&door.copy, CODE(our_copy)},
         {&door.begin, CODE(our_begin)},     {&door.end, CODE(our_end)},
+        {&door.trim, CODE(our_trim)},       {&door.allocate_async, CODE(our_malloc_async)},
         {&door.allocate, CODE(our_malloc)},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        ebb_status status =
-            all[i].import->count ? ebb__import_replace(all[i].import, all[i].ours) : EBB_OK;
+        if (!all[i].import->count || all[i].import->replacement)
+            continue;
+        ebb_status status = ebb__import_replace(all[i].import, all[i].ours);
         if (status == EBB_OK)
             continue;
         while (i-- > 0)
@@ -311,9 +409,8 @@ static ebb_status attach_now(const ebb_attach_options *options, char *detail, si
         door.options.library = door.library;
     }
     door.attached = true;
-    ebb_status status =
-        half ? ebb__import_replace(&door.allocate, CODE(our_malloc)) : find_all(detail, length);
-    if (status == EBB_OK && !half)
+    ebb_status status = half ? EBB_OK : find_all(detail, length);
+    if (status == EBB_OK)
         status = replace_all();
     if (status != EBB_OK)
         door.attached = false;
@@ -348,6 +445,9 @@ static void forget_all_earlier(void)
         free(e);
     }
     atomic_store(&door.earlier_count, 0);
+    for (int index = 0; index < EBB__DEVICES; index++)
+        if (known(index).id)
+            ebb__segments_before(known(index), -(int64_t)atomic_exchange(&door.pooled[index], 0));
 }
 
 /* Close the devices whose segments are all gone. Bytes that remain. */
@@ -374,6 +474,10 @@ ebb_status ebb_detach(uint64_t *remaining)
     make_ready();
     ebb__os_lock(&door.lock);
     ebb_status status = ebb__import_restore(&door.allocate);
+    if (status == EBB_OK)
+        status = ebb__import_restore(&door.allocate_async);
+    if (status == EBB_OK)
+        status = ebb__import_restore(&door.trim);
     uint64_t left = 0;
     if (status == EBB_OK) {
         door.attached = false;

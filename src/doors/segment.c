@@ -460,6 +460,55 @@ void ebb__segments_before(ebb_device handle, int64_t change)
     ebb__leave(device, &scope);
 }
 
+/* Let as many bytes go as that, or as there are. Bytes that went. */
+static uint64_t yield_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
+{
+    uint64_t held = ebb__frames_held_locked(device);
+    ebb__segments *all = device->segments;
+    all->busy++;
+    ebb__room_shrink_locked(device, held > bytes ? held - bytes : 0, EBB_FOR_TENSOR, true, false);
+    all->busy--;
+    uint64_t left = ebb__frames_held_locked(device);
+    return held > left ? held - left : 0;
+}
+
+ebb_status ebb__segments_press(ebb_device handle, uint64_t bytes)
+{
+    ebb__scope scope;
+    ebb_status status;
+    ebb__device *device = enter(handle, &scope, &status);
+    if (!device)
+        return status;
+    status = EBB_FULL;
+    /* What can never be met must not cost anybody a page. */
+    bool possible =
+        scope.ready &&
+        (!bytes || (device->before <= device->limit && bytes <= device->limit - device->before));
+    while (possible && status == EBB_FULL) {
+        uint64_t held = ebb__frames_held_locked(device);
+        uint64_t over = held > device->limit ? held - device->limit : 0;
+        uint64_t room = over || !bytes ? 0 : ebb__frames_room_locked(device);
+        if (!over && room >= bytes)
+            status = EBB_OK;
+        else if (!yield_locked(device, over + bytes - room))
+            break;
+    }
+    ebb__leave(device, &scope);
+    return status;
+}
+
+ebb_status ebb__segments_yield(ebb_device handle, uint64_t bytes)
+{
+    ebb__scope scope;
+    ebb_status status;
+    ebb__device *device = enter(handle, &scope, &status);
+    if (!device)
+        return status;
+    status = scope.ready && yield_locked(device, bytes) ? EBB_OK : EBB_FULL;
+    ebb__leave(device, &scope);
+    return status;
+}
+
 bool ebb__segment_holds(ebb_device handle, uint64_t address)
 {
     ebb__scope scope;

@@ -34,6 +34,17 @@ ebb_status ebb__segment_free(ebb_device device, uint64_t address);
 /* What PyTorch took before, and has not given back: it counts against the limit. */
 void ebb__segments_before(ebb_device device, int64_t change);
 
+/*
+ * Memory from elsewhere (ebb__segments_before) is about to grow by so many bytes: parked segments and
+ * weights give way until that is within limit and headroom, and their frames go back to the driver.
+ * EBB_OK; EBB_FULL: not all of it could be had.
+ */
+ebb_status ebb__segments_press(ebb_device device, uint64_t bytes);
+
+/* The driver has no room for so many bytes, whatever the limit says: as much as that gives way.
+   EBB_OK: something has; EBB_FULL: nothing can. */
+ebb_status ebb__segments_yield(ebb_device device, uint64_t bytes);
+
 /* Whether an address is in a segment that PyTorch has, or in a VBAR. */
 bool ebb__segment_holds(ebb_device device, uint64_t address);
 
