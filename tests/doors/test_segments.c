@@ -330,7 +330,7 @@ static void *act(void *data)
     core *c = a->c;
     uint64_t live[8] = {0}, bytes[8] = {0};
     MUST(c->driver.cuCtxSetCurrent(c->context));
-    for (unsigned step = 0; step < 400; step++) {
+    for (unsigned step = 0; step < 150; step++) {
         unsigned at = (unsigned)rand_r(&a->seed) % 8;
         unsigned char value = (unsigned char)(a->number * 8 + at + 1);
         if (live[at]) {
