@@ -19,9 +19,8 @@
  * While a stream captures, nothing can be recorded on it, and to ask for an event of it would kill
  * the capture: such a fence is unknown for the time being.
  *
- * Of the whole context an event can be recorded since CUDA 12.5. An older driver can only be waited
- * with until everything is over (as cudaFree does): there a ticket of the context is pending until
- * somebody waits for it.
+ * Of the whole context an event can be recorded since CUDA 12.5. On an older driver nobody may take a
+ * ticket of it: to gather the streams that are known would miss those that are not.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -348,31 +347,9 @@ ebb__fence_state ebb__ticket_state_locked(ebb__device *device, uint64_t ticket)
     ebb__stream *stream = &device->streams[slot];
     if (!slot || stream->passed >= epoch)
         return EBB__PASSED;
-    if (slot == EBB__CONTEXT_SLOT && !device->driver.cuCtxRecordEvent)
-        return captures_locked(device, slot) ? EBB__UNKNOWN : EBB__PENDING;
     if (!mark_for_locked(device, slot, epoch) || !poll_locked(device, stream))
         return EBB__UNKNOWN;
     return stream->passed >= epoch ? EBB__PASSED : EBB__PENDING;
-}
-
-/* Wait for all there is, with the lock dropped meanwhile, where that is the only way. */
-static bool context_wait_locked(ebb__device *device, ebb__stream *all) EBB__LOCKED
-{
-    if (captures_locked(device, EBB__CONTEXT_SLOT))
-        return false;
-    uint64_t epoch = atomic_fetch_add(&all->epoch, 1);
-    uint64_t begin = ebb__os_now();
-    ebb__drop(device);
-    CUresult code = device->driver.cuCtxSynchronize();
-    ebb__retake(device);
-    device->waits++;
-    device->wait_ns += ebb__os_now() - begin;
-    if (code != CUDA_SUCCESS) {
-        ebb__failed_locked(device, "cuCtxSynchronize", code);
-        return false;
-    }
-    pass_locked(device, all, epoch);
-    return true;
 }
 
 /* Wait for one ticket, with the lock dropped meanwhile. false: cannot be known. */
@@ -381,8 +358,6 @@ bool ebb__ticket_wait_locked(ebb__device *device, uint64_t ticket)
     unsigned slot = EBB__TICKET_SLOT(ticket);
     uint64_t epoch = ticket & EBB__TICKET_EPOCH;
     ebb__stream *stream = &device->streams[slot];
-    if (slot == EBB__CONTEXT_SLOT && !device->driver.cuCtxRecordEvent)
-        return stream->passed >= epoch || context_wait_locked(device, stream);
     while (stream->passed < epoch) {
         if (!mark_for_locked(device, slot, epoch))
             return false;

@@ -19,6 +19,9 @@ enum { SUCCESS = 0, MEMORY_ALLOCATION = 2, DEVICE_TO_DEVICE = 3, DEFAULT_KIND = 
 /* And attributes of its pools. */
 enum { POOL_RESERVED = 5, POOL_USED = 7 };
 
+/* The first driver that can record an event of a whole context. */
+enum { OLDEST_DRIVER = 12050 };
+
 enum { CAPTURES = 64 }; /* at once; more are not known */
 
 typedef int (*malloc_function)(void **, size_t);
@@ -345,6 +348,18 @@ static ebb_status find_all(char *detail, size_t length)
     if (!door.current || !door.peer_copy) {
         ebb__detail(detail, length, "the CUDA runtime has no cudaGetDevice or cudaMemcpyPeerAsync");
         return EBB_INVALID;
+    }
+    /* Asked of the runtime, because that does not start CUDA. */
+    device_function version_of =
+        (device_function)ebb__import_sibling(&door.allocate, "cudaDriverGetVersion");
+    int version = 0;
+    if (version_of && version_of(&version) == SUCCESS && version && version < OLDEST_DRIVER) {
+        ebb__detail(
+            detail, length,
+            "the driver is of CUDA %d.%d, and cannot say when the GPU's work on freed memory "
+            "is over: 12.5 or newer can",
+            version / 1000, version % 1000 / 10);
+        return EBB_DRIVER_TOO_OLD;
     }
     /* Without these a PyTorch is served as well, if it has them nowhere. */
     if (ebb__import_find(ALLOCATOR, "cudaMemcpyAsync", &door.copy, NULL, 0) != EBB_OK)

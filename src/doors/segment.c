@@ -408,7 +408,9 @@ ebb_status ebb__segments_open(ebb_device handle)
         return status;
     ebb__scope scope;
     ebb__enter(device, &scope);
-    if (!device->segments) {
+    if (!device->driver.cuCtxRecordEvent) {
+        status = EBB_DRIVER_TOO_OLD;
+    } else if (!device->segments) {
         device->segments = calloc(1, sizeof *device->segments);
         if (device->segments)
             device->holders[EBB__SEGMENT_HOLDER] = parked_holder;

@@ -11,7 +11,8 @@
 
 #include "ebbtide.h"
 
-/* Open the door on a device that is open. EBB_OK (also if it is open), EBB_NO_HOST_MEMORY, EBB_GONE. */
+/* Open the door on a device that is open. EBB_OK (also if it is open), EBB_NO_HOST_MEMORY, EBB_GONE;
+   EBB_DRIVER_TOO_OLD: it cannot say when the work on freed memory is over (before 12.5). */
 ebb_status ebb__segments_open(ebb_device device);
 
 /* Close it. Parked segments are waited for. EBB_BUSY: a segment lives, or one that is parked cannot be

@@ -70,7 +70,7 @@ static void freed_memory_is_used_again_only_when_the_work_on_it_is_over(void)
     segments_shut(&c);
 }
 
-static void an_old_driver_is_waited_with_for_everything(void)
+static void an_old_driver_is_refused(void)
 {
     NEEDS_SIM("a driver before 12.5 is needed");
     core c = {.sim = true};
@@ -79,35 +79,13 @@ static void an_old_driver_is_waited_with_for_everything(void)
     char why[256];
     MUST(rig_device(0, 64 * MIB, &c.device, why, sizeof why));
     core_driver(&c);
-    CHECK(!c.driver.cuCtxRecordEvent);
     void *host;
     MUST(c.driver.cuMemHostAlloc(&host, KIT_HOST, 0));
     c.host = host;
-    MUST(ebb__segments_open(c.device));
-    rig_clock();
-    CUstream s = core_stream(&c); /* unknown to Ebbtide, and there is no other way to find out */
-    uint64_t first = ask(&c, 40 * MIB);
-    CHECK_EQ(rig_kernel("writer", first, 40 * MIB, EBBSIM_WRITE, 20 * MILLISECOND, s), 0);
-    uint64_t begin = rig_now();
-    give(&c, first);
-    CHECK(rig_now() - begin < MILLISECOND);
-    uint64_t second = ask(&c, 48 * MIB);
-    CHECK(second && rig_took(rig_now() - begin, 20 * MILLISECOND));
-    core_check(&c);
-    /* During a capture nothing can be waited for so. */
-    CUstream capturing = core_stream(&c);
-    atomic_fetch_add(&ebb__captures, 1);
-    MUST(c.driver.cuStreamBeginCapture(capturing, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    give(&c, second);
-    CHECK_EQ(ask(&c, 60 * MIB), 0);
-    CUgraph graph;
-    CHECK_EQ(c.driver.cuStreamEndCapture(capturing, &graph), CUDA_SUCCESS);
-    atomic_fetch_sub(&ebb__captures, 1);
-    MUST(c.driver.cuGraphDestroy(graph));
-    second = ask(&c, 60 * MIB);
-    CHECK(second);
-    give(&c, second);
-    segments_shut(&c);
+    CHECK_EQ(ebb__segments_open(c.device), EBB_DRIVER_TOO_OLD);
+    uint64_t address;
+    CHECK_EQ(ebb__segment_alloc(c.device, MIB, &address), EBB_GONE);
+    core_close(&c);
 }
 
 static void what_is_freed_during_a_capture_waits_for_its_end(void)
@@ -390,7 +368,7 @@ static void four_threads_with_weights(void)
 int main(void)
 {
     RUN(freed_memory_is_used_again_only_when_the_work_on_it_is_over);
-    RUN(an_old_driver_is_waited_with_for_everything);
+    RUN(an_old_driver_is_refused);
     RUN(what_is_freed_during_a_capture_waits_for_its_end);
     RUN(pytorch_is_asked_first_then_weights_go_and_never_in_a_pool);
     RUN(memory_from_elsewhere_presses_too);
