@@ -654,3 +654,17 @@ def test_with_cuda_malloc_async_weights_give_way_too(tmp_path, late):
     setting = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
     done = run(tmp_path, ASYNC % late, **setting)
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
+
+
+@pytest.mark.simulated
+def test_a_driver_that_cannot_fence_freed_memory_is_refused(tmp_path):
+    program = """
+import ctypes, ebbtide, ebbtide.sim as sim, torch
+ctypes.CDLL(str(sim.library())).ebbsim_driver_version(12040)
+try:
+    ebbtide.attach()
+except ebbtide.Error as error:
+    print(error, ebbtide.is_attached())
+"""
+    done = run(tmp_path, program)
+    assert "CUDA 12.4" in done.stdout and done.stdout.strip().endswith("False"), done.stderr
