@@ -384,7 +384,7 @@ typedef struct ebb_attach_options {
 /*
  * EBB_OK; EBB_BUSY: it is attached, or another library has replaced PyTorch's imports (`detail` names
  * it); EBB_NO_DRIVER: PyTorch's CUDA allocator is not loaded; EBB_INVALID: it does not import what
- * there is to replace (a PyTorch with the CUDA runtime linked in).
+ * there is to replace (a PyTorch with the CUDA runtime linked in); EBB_DRIVER_TOO_OLD: before 12.5.
  */
 EBB_API ebb_status ebb_attach(const ebb_attach_options *options, char *detail, size_t length);
 

@@ -63,7 +63,14 @@ def _expandable() -> bool:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         if "expandable_segments:true" in os.environ.get(name, "").replace(" ", "").lower():
             return True
-    return torch.cuda.is_initialized() and bool(_settings().get("expandable_segments"))
+    if not torch.cuda.is_initialized() or not _native():
+        return False
+    return bool(_settings().get("expandable_segments"))
+
+
+def _native() -> bool:
+    """PyTorch's own caching, not the runtime's (backend:cudaMallocAsync)."""
+    return torch.cuda.get_allocator_backend() == "native"
 
 
 # ---- pools --------------------------------------------------------------------------------------
@@ -136,7 +143,8 @@ def attach(
     _attached = True
     _asking.clear()
     _wrap_pools()
-    if torch.cuda.is_initialized():
+    # The other allocator's memory is a pool's, which is asked whenever it grows.
+    if torch.cuda.is_initialized() and _native():
         _count_before(mask)
 
 

@@ -182,7 +182,6 @@ static void set_numbers_locked(ebb__device *device, const ebb_device_options *op
     set_limit_locked(device, options->limit);
     set_headroom_locked(device, options->headroom);
     device->before = 0;
-    atomic_store(&device->captures, 0);
     device->failure[0] = '\0';
     device->vbar_free = UINT32_MAX;
     for (uint32_t i = 0; i < device->vbar_high; i++) {

@@ -18,6 +18,9 @@
  *
  * While a stream captures, nothing can be recorded on it, and to ask for an event of it would kill
  * the capture: such a fence is unknown for the time being.
+ *
+ * Of the whole context an event can be recorded since CUDA 12.5. On an older driver nobody may take a
+ * ticket of it: to gather the streams that are known would miss those that are not.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +28,8 @@
 #include "internal.h"
 
 _Static_assert(EBB__STREAM_HASH == 1 << 12, "as many places as the hash has values");
+
+_Atomic unsigned ebb__captures;
 
 static bool poll_locked(ebb__device *device, ebb__stream *stream) EBB__LOCKED;
 
@@ -209,33 +214,10 @@ static bool mark_room_locked(ebb__device *device, ebb__stream *stream) EBB__LOCK
     return true;
 }
 
-/*
- * Let an event wait for everything on every stream. Drivers before 12.5 cannot; there, a stream of
- * our own waits for each stream that is known, and the event is recorded on that.
- */
-static CUresult record_context_locked(ebb__device *device, CUevent event) EBB__LOCKED
-{
-    const ebb__driver *driver = &device->driver;
-    if (driver->cuCtxRecordEvent)
-        return driver->cuCtxRecordEvent(device->context, event);
-    CUresult code = CUDA_SUCCESS;
-    if (!device->gathering)
-        code = driver->cuStreamCreate(&device->gathering, CU_STREAM_NON_BLOCKING);
-    for (unsigned slot = 1; slot < EBB__STREAMS && code == CUDA_SUCCESS; slot++) {
-        const ebb__stream *stream = &device->streams[slot];
-        if (slot == EBB__CONTEXT_SLOT || !stream->used || !atomic_load(&stream->lasting))
-            continue;
-        code = driver->cuEventRecord(event, atomic_load(&stream->handle));
-        if (code == CUDA_SUCCESS)
-            code = driver->cuStreamWaitEvent(device->gathering, event, 0);
-    }
-    return code == CUDA_SUCCESS ? driver->cuEventRecord(event, device->gathering) : code;
-}
-
 static CUresult record_locked(ebb__device *device, unsigned slot, CUevent event) EBB__LOCKED
 {
     if (slot == EBB__CONTEXT_SLOT)
-        return record_context_locked(device, event);
+        return device->driver.cuCtxRecordEvent(device->context, event);
     return device->driver.cuEventRecord(event, atomic_load(&device->streams[slot].handle));
 }
 
@@ -330,7 +312,7 @@ static bool captures_locked(const ebb__device *device, unsigned slot) EBB__LOCKE
     if (slot != EBB__CONTEXT_SLOT)
         return ebb__stream_capture(device, atomic_load(&device->streams[slot].handle)) !=
                EBB__NOT_CAPTURING;
-    if (atomic_load(&device->captures))
+    if (atomic_load(&ebb__captures))
         return true;
     /* Streams that may be gone must not be asked. */
     for (unsigned i = 1; i < EBB__STREAMS; i++) {
@@ -610,12 +592,6 @@ ebb_status ebb__fence_close_locked(ebb__device *device)
     }
     for (unsigned at = 0; at < EBB__STREAM_HASH; at++)
         atomic_store(&device->stream_hash[at], 0);
-    if (device->gathering) {
-        CUresult code = device->driver.cuStreamDestroy(device->gathering);
-        if (code != CUDA_SUCCESS)
-            return ebb__failed_locked(device, "cuStreamDestroy", code);
-        device->gathering = NULL;
-    }
     for (; device->event_count; device->event_count--) {
         CUresult code = device->driver.cuEventDestroy(device->events[device->event_count - 1]);
         if (code != CUDA_SUCCESS)

@@ -332,8 +332,7 @@ struct ebb__device {
     ebb__stream streams[EBB__STREAMS]; /* slot 0 is nobody */
     _Atomic uint16_t stream_hash[EBB__STREAM_HASH];
     unsigned stream_count;
-    CUstream gathering; /* where the driver cannot record an event of the context */
-    CUevent *events;    /* free ones */
+    CUevent *events; /* free ones */
     unsigned event_count, event_room;
     uint64_t marks, orders, waits, wait_ns;
 
@@ -356,9 +355,7 @@ struct ebb__device {
 
     /* the doors */
     struct ebb__segments *segments; /* src/doors/segment.c; NULL: no door is open */
-    uint64_t before; /* bytes PyTorch had taken before: they count against the limit */
-    _Atomic unsigned
-        captures; /* that are known to be open: nothing may be recorded of the context */
+    uint64_t before; /* bytes PyTorch has from elsewhere: they count against the limit */
 };
 
 /* ---- errors.c ------------------------------------------------------------------------------- */
@@ -526,6 +523,10 @@ static inline ebb__capture ebb__stream_capture(const ebb__device *device, ebb_st
 
 /* The same, made if there is none; 0: none to be had. Dropped streams' slots are used again. */
 unsigned ebb__stream_get_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
+
+/* Captures of this process that the doors know to be open: while there is one, nothing may be
+   recorded of a context. Who adds one takes each device's lock once before the capture begins. */
+extern _Atomic unsigned ebb__captures;
 
 /* Record an event on the stream: it covers all tickets so far. */
 ebb_status ebb__mark_locked(ebb__device *device, unsigned slot) EBB__LOCKED;

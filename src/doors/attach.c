@@ -16,6 +16,14 @@
 /* The CUDA runtime's codes and kinds that matter here. */
 enum { SUCCESS = 0, MEMORY_ALLOCATION = 2, DEVICE_TO_DEVICE = 3, DEFAULT_KIND = 4 };
 
+/* And attributes of its pools. */
+enum { POOL_RESERVED = 5, POOL_USED = 7 };
+
+/* The first driver that can record an event of a whole context. */
+enum { OLDEST_DRIVER = 12050 };
+
+enum { CAPTURES = 64 }; /* at once; more are not known */
+
 typedef int (*malloc_function)(void **, size_t);
 typedef int (*free_function)(void *);
 typedef int (*copy_function)(void *, const void *, size_t, int, CUstream);
@@ -23,6 +31,11 @@ typedef int (*peer_copy_function)(void *, int, const void *, int, size_t, CUstre
 typedef int (*begin_function)(CUstream, int);
 typedef int (*end_function)(CUstream, void **);
 typedef int (*device_function)(int *);
+typedef int (*malloc_async_function)(void **, size_t, CUstream);
+typedef int (*trim_function)(void *, size_t);
+typedef int (*pool_function)(void **, int);
+typedef int (*attribute_function)(void *, int, void *);
+typedef int (*error_function)(void);
 
 /* A segment that PyTorch took from the runtime before we came. */
 typedef struct earlier {
@@ -37,10 +50,16 @@ static struct {
     bool attached;
     ebb_attach_options options;
     char library[4096];
-    ebb__import allocate, release, copy, begin, end;
+    ebb__import allocate, release, copy, begin, end, allocate_async, trim;
     device_function current;
+    pool_function pool_of;
+    attribute_function attribute;
+    error_function last_error;
     peer_copy_function peer_copy;
     _Atomic uint32_t devices[EBB__DEVICES]; /* handles' ids, once opened */
+    _Atomic unsigned device_count;
+    _Atomic uint64_t pooled[EBB__DEVICES]; /* bytes that the runtime's pool holds, as last seen */
+    _Atomic(CUstream) capturing[CAPTURES]; /* streams on which PyTorch has begun a capture */
     earlier *earlier;
     _Atomic unsigned earlier_count;
 } door;
@@ -68,9 +87,27 @@ static ebb_device known(int index)
     return device;
 }
 
+static void know(int index, ebb_device device)
+{
+    atomic_store(&door.devices[index], device.id);
+    if (device.id)
+        atomic_fetch_add(&door.device_count, 1);
+    else
+        atomic_fetch_sub(&door.device_count, 1);
+}
+
 static bool wanted(int index)
 {
     return door.attached && index >= 0 && index < EBB__DEVICES && door.options.devices >> index & 1;
+}
+
+/* Apply what attach was told to a device that may have been open with something else. */
+static void apply_options(ebb_device device)
+{
+    if (door.options.limit != EBB_DEFAULT)
+        ebb_device_set_limit(device, door.options.limit);
+    if (door.options.headroom != EBB_DEFAULT)
+        ebb_device_set_headroom(device, door.options.headroom);
 }
 
 /* The device of a GPU that is attached, opened the first time. */
@@ -91,15 +128,14 @@ static ebb_status device_of(int index, ebb_device *device, char *detail, size_t 
                                       .limit = door.options.limit,
                                       .headroom = door.options.headroom};
         status = ebb_device_open(&options, device, detail, length);
-        if (status == EBB_OK && door.options.limit != EBB_DEFAULT)
-            ebb_device_set_limit(*device,
-                                 door.options.limit); /* it may have been open, with another */
-        if (status == EBB_OK && door.options.headroom != EBB_DEFAULT)
-            ebb_device_set_headroom(*device, door.options.headroom);
-        if (status == EBB_OK)
+        if (status == EBB_OK) {
+            apply_options(*device);
             status = ebb__segments_open(*device);
+            if (status != EBB_OK)
+                ebb_device_close(*device);
+        }
         if (status == EBB_OK)
-            atomic_store(&door.devices[index], device->id);
+            know(index, *device);
     }
     ebb__os_unlock(&door.lock);
     return status;
@@ -155,7 +191,7 @@ static int our_free(void *address)
     return code;
 }
 
-/* Which GPU a segment of ours is on; -1: none. */
+/* Which GPU memory of ours is on; -1: none. */
 static int holder_of(const void *address)
 {
     for (int index = 0; index < EBB__DEVICES; index++) {
@@ -170,7 +206,7 @@ static int holder_of(const void *address)
 static int our_copy(void *to, const void *from, size_t bytes, int kind, CUstream stream)
 {
     copy_function original = (copy_function)door.copy.original;
-    if (kind == DEVICE_TO_DEVICE || kind == DEFAULT_KIND) {
+    if (atomic_load(&door.device_count) > 1 && (kind == DEVICE_TO_DEVICE || kind == DEFAULT_KIND)) {
         int there = holder_of(to), here = holder_of(from);
         if (there >= 0 && here >= 0 && there != here)
             return door.peer_copy(to, there, from, here, bytes, stream);
@@ -178,27 +214,120 @@ static int our_copy(void *to, const void *from, size_t bytes, int kind, CUstream
     return original(to, from, bytes, kind, stream);
 }
 
-/* Captures are counted, because an event of the whole context would end one. */
-static void count_captures(int change)
+/* ---- PyTorch's other allocator, cudaMallocAsync ---------------------------------------------------- */
+
+/*
+ * There, each tensor is an allocation of a pool of the runtime's. That memory is not ours, but weights
+ * give way to it: within the limit, which the pool counts against, and when the card is full.
+ */
+typedef struct pool {
+    int index;
+    ebb_device device;
+    void *handle;
+    uint64_t reserved, used;
+} pool;
+
+static bool look_at_pool(pool *p)
 {
-    for (int index = 0; index < EBB__DEVICES; index++)
-        if (known(index).id)
-            ebb__segments_open_capture(known(index), change);
+    uint64_t reserved = 0, used = 0;
+    if (door.pool_of(&p->handle, p->index) != SUCCESS ||
+        door.attribute(p->handle, POOL_RESERVED, &reserved) != SUCCESS ||
+        door.attribute(p->handle, POOL_USED, &used) != SUCCESS)
+        return false;
+    p->reserved = reserved;
+    p->used = used;
+    uint64_t before = atomic_exchange(&door.pooled[p->index], reserved);
+    ebb__segments_before(p->device, (int64_t)(reserved - before));
+    return true;
+}
+
+/* Make room for an allocation that the pool has none for. What the pool does not use goes last. */
+static bool press(pool *p, uint64_t bytes)
+{
+    for (int tries = 0; tries < 2; tries++) {
+        if (p->used + bytes <= p->reserved)
+            return true;
+        if (ebb__segments_press(p->device, p->used + bytes - p->reserved) == EBB_OK)
+            return true;
+        if (tries == 0 &&
+            (((trim_function)door.trim.original)(p->handle, 0) != SUCCESS || !look_at_pool(p)))
+            return false;
+    }
+    return false;
+}
+
+static int our_malloc_async(void **address, size_t bytes, CUstream stream)
+{
+    malloc_async_function original = (malloc_async_function)door.allocate_async.original;
+    pool p = {.index = -1};
+    if (!bytes || !address || door.current(&p.index) != SUCCESS ||
+        device_of(p.index, &p.device, NULL, 0) != EBB_OK || !look_at_pool(&p))
+        return original(address, bytes, stream);
+    if (!press(&p, bytes))
+        return MEMORY_ALLOCATION;
+    int code = original(address, bytes, stream);
+    /* Full all the same: the card, or the pool's pieces are too small. */
+    while (code == MEMORY_ALLOCATION && ebb__segments_yield(p.device, bytes) == EBB_OK) {
+        door.last_error(); /* nobody shall find it later */
+        code = original(address, bytes, stream);
+    }
+    if (look_at_pool(&p))
+        ebb__segments_press(p.device, 0);
+    return code;
+}
+
+static int our_trim(void *handle, size_t keep)
+{
+    int code = ((trim_function)door.trim.original)(handle, keep);
+    for (int index = 0; index < EBB__DEVICES; index++) {
+        pool p = {.index = index, .device = known(index)};
+        if (p.device.id && atomic_load(&door.pooled[index]))
+            look_at_pool(&p);
+    }
+    return code;
+}
+
+/* ---- captures ------------------------------------------------------------------------------------- */
+
+/*
+ * Captures are counted, because an event of the whole context would end one. By their streams: the end
+ * of one that began before we came must not be taken for another's.
+ */
+static bool swap_capture(CUstream from, CUstream to)
+{
+    for (unsigned i = 0; i < CAPTURES; i++) {
+        CUstream there = from;
+        if (atomic_compare_exchange_strong(&door.capturing[i], &there, to))
+            return true;
+    }
+    return false;
+}
+
+static void capture_over(CUstream stream)
+{
+    if (stream && swap_capture(stream, NULL))
+        atomic_fetch_sub(&ebb__captures, 1);
 }
 
 static int our_begin(CUstream stream, int mode)
 {
-    count_captures(1);
+    bool counted = stream && swap_capture(NULL, stream);
+    if (counted)
+        atomic_fetch_add(&ebb__captures, 1);
+    /* Whoever did not see that yet is done when its lock has been ours. */
+    for (int index = 0; counted && index < EBB__DEVICES; index++)
+        if (known(index).id)
+            ebb__segments_pass(known(index));
     int code = ((begin_function)door.begin.original)(stream, mode);
-    if (code != SUCCESS)
-        count_captures(-1);
+    if (counted && code != SUCCESS)
+        capture_over(stream);
     return code;
 }
 
 static int our_end(CUstream stream, void **graph)
 {
     int code = ((end_function)door.end.original)(stream, graph);
-    count_captures(-1);
+    capture_over(stream);
     return code;
 }
 
@@ -220,12 +349,33 @@ static ebb_status find_all(char *detail, size_t length)
         ebb__detail(detail, length, "the CUDA runtime has no cudaGetDevice or cudaMemcpyPeerAsync");
         return EBB_INVALID;
     }
-    /* Without these two a PyTorch is served as well, if it has them nowhere. */
+    /* Asked of the runtime, because that does not start CUDA. */
+    device_function version_of =
+        (device_function)ebb__import_sibling(&door.allocate, "cudaDriverGetVersion");
+    int version = 0;
+    if (version_of && version_of(&version) == SUCCESS && version && version < OLDEST_DRIVER) {
+        ebb__detail(
+            detail, length,
+            "the driver is of CUDA %d.%d, and cannot say when the GPU's work on freed memory "
+            "is over: 12.5 or newer can",
+            version / 1000, version % 1000 / 10);
+        return EBB_DRIVER_TOO_OLD;
+    }
+    /* Without these a PyTorch is served as well, if it has them nowhere. */
     if (ebb__import_find(ALLOCATOR, "cudaMemcpyAsync", &door.copy, NULL, 0) != EBB_OK)
         door.copy.count = 0;
     if (ebb__import_find(TORCH, "cudaStreamBeginCapture", &door.begin, NULL, 0) != EBB_OK ||
         ebb__import_find(TORCH, "cudaStreamEndCapture", &door.end, NULL, 0) != EBB_OK)
         door.begin.count = door.end.count = 0;
+    door.pool_of =
+        (pool_function)ebb__import_sibling(&door.allocate, "cudaDeviceGetDefaultMemPool");
+    door.attribute =
+        (attribute_function)ebb__import_sibling(&door.allocate, "cudaMemPoolGetAttribute");
+    door.last_error = (error_function)ebb__import_sibling(&door.allocate, "cudaGetLastError");
+    if (!door.pool_of || !door.attribute || !door.last_error ||
+        ebb__import_find(ALLOCATOR, "cudaMallocAsync", &door.allocate_async, NULL, 0) != EBB_OK ||
+        ebb__import_find(ALLOCATOR, "cudaMemPoolTrimTo", &door.trim, NULL, 0) != EBB_OK)
+        door.allocate_async.count = door.trim.count = 0;
     return EBB_OK;
 }
 
@@ -241,11 +391,13 @@ static ebb_status replace_all(void)
     } all[] = {
         {&door.release, CODE(our_free)},    {&door.copy, CODE(our_copy)},
         {&door.begin, CODE(our_begin)},     {&door.end, CODE(our_end)},
+        {&door.trim, CODE(our_trim)},       {&door.allocate_async, CODE(our_malloc_async)},
         {&door.allocate, CODE(our_malloc)},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        ebb_status status =
-            all[i].import->count ? ebb__import_replace(all[i].import, all[i].ours) : EBB_OK;
+        if (!all[i].import->count || all[i].import->replacement)
+            continue;
+        ebb_status status = ebb__import_replace(all[i].import, all[i].ours);
         if (status == EBB_OK)
             continue;
         while (i-- > 0)
@@ -272,12 +424,18 @@ static ebb_status attach_now(const ebb_attach_options *options, char *detail, si
         door.options.library = door.library;
     }
     door.attached = true;
-    ebb_status status =
-        half ? ebb__import_replace(&door.allocate, CODE(our_malloc)) : find_all(detail, length);
-    if (status == EBB_OK && !half)
+    ebb_status status = half ? EBB_OK : find_all(detail, length);
+    if (status == EBB_OK)
         status = replace_all();
     if (status != EBB_OK)
         door.attached = false;
+    /* Devices that have been kept for segments that live. */
+    for (int index = 0; status == EBB_OK && index < EBB__DEVICES; index++) {
+        if (known(index).id && wanted(index)) {
+            apply_options(known(index));
+            ebb__segments_open_pool(known(index), 0);
+        }
+    }
     return status;
 }
 
@@ -302,6 +460,9 @@ static void forget_all_earlier(void)
         free(e);
     }
     atomic_store(&door.earlier_count, 0);
+    for (int index = 0; index < EBB__DEVICES; index++)
+        if (known(index).id)
+            ebb__segments_before(known(index), -(int64_t)atomic_exchange(&door.pooled[index], 0));
 }
 
 /* Close the devices whose segments are all gone. Bytes that remain. */
@@ -316,7 +477,7 @@ static uint64_t close_devices(void)
         if (ebb__segments_stats(device, &stats) == EBB_OK && stats.segments) {
             remaining += stats.bytes;
         } else if (ebb__segments_close(device) == EBB_OK) {
-            atomic_store(&door.devices[index], 0);
+            know(index, (ebb_device){0});
             ebb_device_close(device);
         }
     }
@@ -328,6 +489,10 @@ ebb_status ebb_detach(uint64_t *remaining)
     make_ready();
     ebb__os_lock(&door.lock);
     ebb_status status = ebb__import_restore(&door.allocate);
+    if (status == EBB_OK)
+        status = ebb__import_restore(&door.allocate_async);
+    if (status == EBB_OK)
+        status = ebb__import_restore(&door.trim);
     uint64_t left = 0;
     if (status == EBB_OK) {
         door.attached = false;
@@ -376,8 +541,11 @@ ebb_status ebb_attach_before(int index, const ebb_range *segments, size_t count)
 
 void ebb_attach_pool(int index, int change)
 {
-    if (known(index).id)
-        ebb__segments_open_pool(known(index), change);
+    /* Opened if need be: the pool's first segment may be the first there is. */
+    ebb_device device;
+    make_ready();
+    if (change && device_of(index, &device, NULL, 0) == EBB_OK)
+        ebb__segments_open_pool(device, change);
 }
 
 ebb_status ebb_attached_stats(int index, ebb_segment_stats *stats)

@@ -49,7 +49,8 @@ typedef struct ebb__segments {
     segment *oldest, *newest; /* parked */
     uint64_t live_count, live_bytes, parked_count, parked_bytes, parked_ever;
     asking ask;
-    _Atomic unsigned pools; /* of PyTorch's that are open: a refusal would be final */
+    unsigned pools; /* of PyTorch's that are open: a refusal would be final */
+    unsigned busy;  /* threads in a call that may have dropped the lock */
     uint64_t refusals, reused;
 } ebb__segments;
 
@@ -84,10 +85,13 @@ static segment *live_take_locked(ebb__segments *all, CUdeviceptr base) EBB__LOCK
     return NULL;
 }
 
-static void park_locked(ebb__segments *all, segment *s, bool first) EBB__LOCKED
+/* Parked segments are in the order of their tickets: mostly, this one's is the newest. */
+static void park_locked(ebb__segments *all, segment *s) EBB__LOCKED
 {
-    s->next = first ? all->oldest : NULL;
-    s->previous = first ? NULL : all->newest;
+    s->previous = all->newest;
+    while (s->previous && s->previous->ticket > s->ticket)
+        s->previous = s->previous->previous;
+    s->next = s->previous ? s->previous->next : all->oldest;
     if (s->next)
         s->next->previous = s;
     else
@@ -227,7 +231,7 @@ static bool settled(ebb__device *device, const ebb__candidate *candidate) EBB__L
 
 static void undo(ebb__device *device, const ebb__candidate *candidate) EBB__LOCKED
 {
-    park_locked(device->segments, candidate->object, true);
+    park_locked(device->segments, candidate->object);
 }
 
 static bool settle(ebb__device *device, const ebb__candidate *candidate) EBB__LOCKED
@@ -250,23 +254,29 @@ static const ebb__holder parked_holder = {best, begin, settled, settle, finish, 
 
 /* ---- asking PyTorch first --------------------------------------------------------------------------- */
 
+/* Is this the request that was refused? Then see what that has brought. */
+static bool back_locked(ebb__segments *all, uint64_t bytes) EBB__LOCKED
+{
+    asking *ask = &all->ask;
+    if (ask->thread != ebb__os_thread() || ask->bytes != bytes)
+        return false;
+    ask->thread = 0;
+    ask->flushed = all->parked_ever - ask->parked_before;
+    ask->wanted_since = 0;
+    if (!ask->flushed)
+        ask->setbacks++;
+    return true;
+}
+
 /* Weights would have to give way for this: is PyTorch to be asked for what it does not use? */
 static bool refuse_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
 {
     ebb__segments *all = device->segments;
     asking *ask = &all->ask;
-    uint64_t thread = ebb__os_thread();
-    if (ask->thread == thread && ask->bytes == bytes) {
-        /* It has been asked, and is back. */
-        ask->thread = 0;
-        ask->flushed = all->parked_ever - ask->parked_before;
-        ask->wanted_since = 0;
-        if (!ask->flushed)
-            ask->setbacks++;
+    if (back_locked(all, bytes))
         return false;
-    }
     ask->pressures++;
-    if (atomic_load(&all->pools) || atomic_load(&device->captures))
+    if (all->pools || atomic_load(&ebb__captures))
         return false;
     /* What was brought back last time has been asked for again since: it was in use after all. */
     if (ask->flushed && ask->wanted_since >= ask->flushed / 2) {
@@ -277,7 +287,7 @@ static bool refuse_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
         return false;
     if (ask->flushed)
         ask->setbacks = 0;
-    *ask = (asking){.thread = thread,
+    *ask = (asking){.thread = ebb__os_thread(),
                     .bytes = bytes,
                     .parked_before = all->parked_ever,
                     .setbacks = ask->setbacks};
@@ -351,13 +361,16 @@ ebb_status ebb__segment_alloc(ebb_device handle, uint64_t bytes, uint64_t *addre
         return status;
     uint64_t grain = device->frame_bytes[EBB__SMALL];
     segment *s = NULL;
-    if (bytes && bytes <= UINT64_MAX / 2) {
+    if (scope.ready && bytes && bytes <= UINT64_MAX / 2) {
         bytes = (bytes + grain - 1) / grain * grain;
+        device->segments->busy++;
         s = obtain_locked(device, bytes);
+        device->segments->busy--;
     }
     if (s) {
         live_add_locked(device->segments, s);
-        device->segments->ask.wanted_since += bytes;
+        if (!back_locked(device->segments, bytes))
+            device->segments->ask.wanted_since += bytes;
         *address = s->base;
     }
     ebb__leave(device, &scope);
@@ -375,11 +388,11 @@ ebb_status ebb__segment_free(ebb_device handle, uint64_t address)
     if (s) {
         /* All work so far. The event is recorded when somebody needs to know, for all at once. */
         s->ticket = ebb__ticket_locked(device, EBB__CONTEXT_SLOT);
-        park_locked(device->segments, s, false);
+        park_locked(device->segments, s);
         device->segments->parked_ever += s->bytes;
     }
     /* A limit that was lowered takes its due as memory is given back. */
-    if (s && ebb__frames_held_locked(device) > device->limit)
+    if (s && scope.ready && ebb__frames_held_locked(device) > device->limit)
         ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT, false, false);
     ebb__leave(device, &scope);
     return s ? EBB_OK : EBB_INVALID;
@@ -395,7 +408,9 @@ ebb_status ebb__segments_open(ebb_device handle)
         return status;
     ebb__scope scope;
     ebb__enter(device, &scope);
-    if (!device->segments) {
+    if (!device->driver.cuCtxRecordEvent) {
+        status = EBB_DRIVER_TOO_OLD;
+    } else if (!device->segments) {
         device->segments = calloc(1, sizeof *device->segments);
         if (device->segments)
             device->holders[EBB__SEGMENT_HOLDER] = parked_holder;
@@ -414,16 +429,18 @@ ebb_status ebb__segments_close(ebb_device handle)
     if (!device)
         return status;
     ebb__segments *all = device->segments;
-    segment *s;
-    while (!all->live_count && (s = all->oldest) != NULL) {
-        unpark_locked(all, s); /* nobody else's while the lock is dropped */
-        if (!ebb__ticket_wait_locked(device, s->ticket)) {
-            park_locked(all, s, true);
+    all->busy++;
+    while (scope.ready && all->oldest && !all->live_count) {
+        segment *s = all->oldest;
+        if (ebb__ticket_state_locked(device, s->ticket) == EBB__PASSED) {
+            unpark_locked(all, s);
+            dissolve_locked(device, s);
+        } else if (!ebb__ticket_wait_locked(device, s->ticket)) {
             break;
         }
-        dissolve_locked(device, s);
     }
-    if (all->live_count || all->parked_count) {
+    all->busy--;
+    if (all->live_count || all->parked_count || all->busy) {
         status = EBB_BUSY;
     } else {
         device->holders[EBB__SEGMENT_HOLDER] = (ebb__holder){0};
@@ -445,6 +462,55 @@ void ebb__segments_before(ebb_device handle, int64_t change)
     ebb__leave(device, &scope);
 }
 
+/* Let as many bytes go as that, or as there are. Bytes that went. */
+static uint64_t yield_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
+{
+    uint64_t held = ebb__frames_held_locked(device);
+    ebb__segments *all = device->segments;
+    all->busy++;
+    ebb__room_shrink_locked(device, held > bytes ? held - bytes : 0, EBB_FOR_TENSOR, true, false);
+    all->busy--;
+    uint64_t left = ebb__frames_held_locked(device);
+    return held > left ? held - left : 0;
+}
+
+ebb_status ebb__segments_press(ebb_device handle, uint64_t bytes)
+{
+    ebb__scope scope;
+    ebb_status status;
+    ebb__device *device = enter(handle, &scope, &status);
+    if (!device)
+        return status;
+    status = EBB_FULL;
+    /* What can never be met must not cost anybody a page. */
+    bool possible =
+        scope.ready &&
+        (!bytes || (device->before <= device->limit && bytes <= device->limit - device->before));
+    while (possible && status == EBB_FULL) {
+        uint64_t held = ebb__frames_held_locked(device);
+        uint64_t over = held > device->limit ? held - device->limit : 0;
+        uint64_t room = over || !bytes ? 0 : ebb__frames_room_locked(device);
+        if (!over && room >= bytes)
+            status = EBB_OK;
+        else if (!yield_locked(device, over + bytes - room))
+            break;
+    }
+    ebb__leave(device, &scope);
+    return status;
+}
+
+ebb_status ebb__segments_yield(ebb_device handle, uint64_t bytes)
+{
+    ebb__scope scope;
+    ebb_status status;
+    ebb__device *device = enter(handle, &scope, &status);
+    if (!device)
+        return status;
+    status = scope.ready && yield_locked(device, bytes) ? EBB_OK : EBB_FULL;
+    ebb__leave(device, &scope);
+    return status;
+}
+
 bool ebb__segment_holds(ebb_device handle, uint64_t address)
 {
     ebb__scope scope;
@@ -456,6 +522,11 @@ bool ebb__segment_holds(ebb_device handle, uint64_t address)
     for (size_t i = 0; i < PLACES && !held; i++)
         for (const segment *s = device->segments->live[i]; s && !held; s = s->next)
             held = address >= s->base && address - s->base < s->bytes;
+    for (uint32_t i = 0; i < device->vbar_high && !held; i++) {
+        const ebb__vbar *vbar = ebb__vbar_number(device, i);
+        held = atomic_load(&vbar->id) && address >= vbar->base &&
+               address - vbar->base < atomic_load(&vbar->bytes);
+    }
     ebb__leave(device, &scope);
     return held;
 }
@@ -482,12 +553,14 @@ ebb_status ebb__segments_stats(ebb_device handle, ebb_segment_stats *stats)
     return EBB_OK;
 }
 
-void ebb__segments_open_capture(ebb_device handle, int change)
+void ebb__segments_pass(ebb_device handle)
 {
     ebb_status status;
     ebb__device *device = ebb__device_find(handle, &status);
-    if (device)
-        atomic_fetch_add(&device->captures, (unsigned)change);
+    if (!device)
+        return;
+    ebb__retake(device);
+    ebb__drop(device);
 }
 
 void ebb__segments_open_pool(ebb_device handle, int change)
@@ -497,6 +570,10 @@ void ebb__segments_open_pool(ebb_device handle, int change)
     ebb__device *device = enter(handle, &scope, &status);
     if (!device)
         return;
-    atomic_fetch_add(&device->segments->pools, (unsigned)change);
+    ebb__segments *all = device->segments;
+    if (!change)
+        all->pools = 0;
+    else if (change > 0 || all->pools) /* one that was open before is closed, too */
+        all->pools += (unsigned)change;
     ebb__leave(device, &scope);
 }

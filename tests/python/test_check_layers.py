@@ -44,7 +44,7 @@ def tree(tmp_path):
             "python/ebbtide/__init__.py": "from ebbtide import sim\n",
             "python/ebbtide/sim/__init__.py": "def a():\n    from ebbtide.sim import operators\n",
             "python/ebbtide/sim/operators/__init__.py": "import torch\n",
-            "python/ebbtide/attach.py": "import torch\n",
+            "python/ebbtide/_attach.py": "import torch\n",
         }
     )
     return write
@@ -79,8 +79,8 @@ def test_a_good_tree_passes(check, tree):
         ("src/core/room.c", "d->cuCtxSynchronize();", "a context is never synchronised"),
         ("python/ebbtide/stats.py", "import torch", "is not a file that may use torch"),
         ("python/ebbtide/stats.py", "def f():\n    import torch.cuda", "may use torch"),
-        ("python/ebbtide/__init__.py", "from .attach import a", "thus torch"),
-        ("python/ebbtide/__init__.py", "from ebbtide import attach", "thus torch"),
+        ("python/ebbtide/__init__.py", "from ._attach import a", "thus torch"),
+        ("python/ebbtide/__init__.py", "from ebbtide import _attach", "thus torch"),
         ("python/ebbtide/sim/__init__.py", "from ebbtide.sim import operators", "thus torch"),
     ],
 )

@@ -1,4 +1,4 @@
-"""python -m ebbtide demo, and examples/vbar.py: true wherever they are shown, or they fail."""
+"""python -m ebbtide demo, and examples/*.py: true wherever they are shown, or they fail."""
 
 from __future__ import annotations
 
@@ -141,4 +141,18 @@ def test_the_example(python, repository):
         "pass 1: [########....] 8 hits, 8 loads",
         "pass 2: [########....] 16 hits, 8 loads",
         "the same by hand: True",
+    ]
+
+
+def test_the_example_of_attach(python, repository):
+    example = str(repository / "examples" / "attach.py")
+    done = python("-m", "ebbtide", "run", "--sim", "1GiB", example)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "a small batch      : [########] within the limit: True",
+        "a large tensor     : [####....] within the limit: True",
+        "the result is the same: True",
+        "and again: True",
+        "the tensor is freed: [########] within the limit: True",
+        "what is larger than the limit is out of memory",
     ]

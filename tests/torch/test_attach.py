@@ -433,12 +433,24 @@ def test_what_lives_when_it_is_detached_stays_valid(attached):
     del z
 
 
-def run(folder, program, **environment):
+def test_attaching_again_over_segments_that_live_sets_the_new_limit(attached):
+    attached(128 * MIB).close()
+    x = torch.ones(8 * MIB, device="cuda")
+    assert ebbtide.detach() == 32 * MIB
+    already = torch.cuda.memory_reserved() - 32 * MIB
+    ebbtide.attach(limit=48 * MIB + already, headroom=0)
+    assert ebbtide.memory_stats()["limit"] == 48 * MIB + already
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(16 * MIB, device="cuda")
+    del x
+
+
+def run(folder, program, *options, **environment):
     script = folder / "program.py"
     script.write_text(program)
     words = [sys.executable, str(script)]
     if not os.environ.get("EBBTIDE_TEST_GPU"):
-        words[1:1] = ["-m", "ebbtide", "run", "--sim", "1GiB"]
+        words[1:1] = ["-m", "ebbtide", "run", "--sim", "1GiB", *options]
     env = {k: v for k, v in os.environ.items() if not k.startswith("EBBTIDE_SIM")}
     return subprocess.run(
         words, env={**env, **environment}, capture_output=True, text=True, timeout=120
@@ -482,3 +494,182 @@ def test_expandable_segments_are_refused_with_an_explanation(tmp_path, name):
     done = run(tmp_path, program, **{name: "expandable_segments:True"})
     assert done.returncode == 1
     assert "leave it out of PYTORCH_CUDA_ALLOC_CONF" in done.stderr.splitlines()[-1]
+
+
+def test_the_first_segment_of_all_may_be_a_pools(tmp_path):
+    program = """
+import torch, ebbtide
+ebbtide.attach(limit="256MiB", headroom=0)
+torch.cuda.init()
+pool = torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(pool):
+    x = torch.ones(1 << 20, device="cuda")
+# The pool is closed again: PyTorch is asked, before weights are taken.
+device = ebbtide.Device(0)
+vbar = ebbtide.VBAR(device, "128MiB")
+weights = [vbar.alloc(32 << 20) for _ in range(4)]
+for w in weights:
+    assert w.fault()
+    w.unpin()
+torch.empty(15 << 20, device="cuda")
+torch.empty(20 << 20, device="cuda")
+print(ebbtide.memory_stats()["refusals"], vbar.loaded_size >> 20)
+"""
+    done = run(tmp_path, program)
+    assert (done.returncode, done.stdout.strip()) == (0, "1 128"), done.stderr
+
+
+@pytest.mark.two_cards
+def test_a_gpu_first_used_while_another_captures(tmp_path):
+    program = """
+import torch, ebbtide
+ebbtide.attach(limit="128MiB", headroom=0)
+static = torch.ones(1024, device="cuda:0")
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+    result = static * 2
+    other = torch.empty(16 << 20, device="cuda:1")
+graph.replay()
+assert float(result[5]) == 2
+del other
+torch.cuda.empty_cache()
+# Once the capture is over, freed memory can be told from memory in use: it is used again.
+other = torch.ones(20 << 20, device="cuda:1")
+print(float(other[-1]), ebbtide.memory_stats(1)["segment_bytes"] >> 20)
+"""
+    done = run(tmp_path, program, "--devices", "2")
+    assert (done.returncode, done.stdout.strip()) == (0, "1.0 80"), done.stderr
+
+
+COPIES = """
+import ctypes, torch, ebbtide, ebbtide.sim as sim
+
+sim.on_hazard("quiet")
+ebbtide.attach(limit="256MiB", headroom=0)
+count = 4 << 20
+a = torch.arange(count, device="cuda:0", dtype=torch.float32)
+b = torch.zeros(count, device="cuda:1")
+b.copy_(a)
+c = b.to("cuda:0")  # and back
+d = torch.zeros(2048, 2048, device="cuda:1")
+d.copy_(a.view(2048, 2048).t())
+e = b[1000:900000].to("cuda:0", non_blocking=True)
+vbar = ebbtide.VBAR(ebbtide.Device(0), "32MiB")
+w, host = vbar.alloc(4 * count), a.cpu().pin_memory()
+with w.resident(host) as t:
+    f = t.to("cuda:1")
+host = a.cpu()
+assert torch.equal(b.cpu(), host) and torch.equal(c.cpu(), host) and torch.equal(f.cpu(), host)
+assert torch.equal(d.cpu(), host.view(2048, 2048).t())
+assert torch.equal(e.cpu(), host[1000:900000])
+for i in range(2):
+    torch.cuda.synchronize(i)
+assert [h.text for h in sim.hazards()] == []
+assert ebbtide.memory_stats(0)["segments"] and ebbtide.memory_stats(1)["segments"]
+
+
+class Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+def access(tensor, device):
+    flags = ctypes.c_ulonglong()
+    at = ctypes.c_uint64(tensor.data_ptr())
+    get = ctypes.CDLL("libcuda.so.1").cuMemGetAccess
+    assert get(ctypes.byref(flags), ctypes.byref(Location(1, device)), at) == 0
+    return flags.value
+
+
+print([access(tensor, device) for tensor in (a, b) for device in range(2)])
+"""
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(
+    ("card", "access"), [("a100", "[3, 3, 3, 3]"), ("rtx4090", "[3, 0, 0, 3]")]
+)
+def test_copies_between_gpus_with_and_without_peer_access(tmp_path, card, access):
+    done = run(tmp_path, COPIES, "--devices", "2", "--card", card)
+    assert (done.returncode, done.stdout.strip()) == (0, access), done.stderr
+
+
+ASYNC = """
+import torch, ebbtide
+MIB = 1 << 20
+if %r:
+    torch.zeros(1, device="cuda")
+ebbtide.attach(limit="256MiB", headroom=0)
+device = ebbtide.Device(0)
+vbar = ebbtide.VBAR(device, 6 * 32 * MIB)
+weights = [vbar.alloc(32 * MIB) for _ in range(6)]
+hosts = [torch.full((8 * MIB,), float(i)).pin_memory() for i in range(6)]
+
+
+def use():
+    resident = 0
+    for w, host in zip(weights, hosts):
+        with w.resident(host) as t:
+            resident += w.pins
+            assert t[-1].item() == host[0].item()
+    return resident
+
+
+def held():
+    stats = ebbtide.memory_stats()
+    assert stats["held"] <= stats["limit"] and stats["segments"] == 0
+    return stats["before"]
+
+
+assert use() == 6
+x = torch.ones(24 * MIB, device="cuda")
+assert vbar.loaded_size <= 160 * MIB and held() >= 96 * MIB
+kept = vbar.loaded_size
+try:
+    torch.empty(64 * MIB, device="cuda")
+    raise AssertionError("that is more than the limit")
+except torch.OutOfMemoryError:
+    assert vbar.loaded_size == kept  # nobody lost anything for it
+assert float(x.sum()) == 24 * MIB
+del x
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+assert held() <= 32 * MIB
+vbar.prioritize()
+assert use() == 6
+# A full card, whatever the limit.
+device.limit = "64GiB"
+y = torch.ones((torch.cuda.mem_get_info()[0] + 64 * MIB) // 4, device="cuda")
+assert vbar.loaded_size <= 128 * MIB and float(y[-1] + y[0]) == 2
+del y
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+device.check()
+device.close()
+vbar.close()
+assert ebbtide.detach() == 0
+z = torch.ones(80 * MIB, device="cuda")
+print(int(z[-1]))
+"""
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("late", [False, True])
+def test_with_cuda_malloc_async_weights_give_way_too(tmp_path, late):
+    setting = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+    done = run(tmp_path, ASYNC % late, **setting)
+    assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
+
+
+@pytest.mark.simulated
+def test_a_driver_that_cannot_fence_freed_memory_is_refused(tmp_path):
+    program = """
+import ctypes, ebbtide, ebbtide.sim as sim, torch
+ctypes.CDLL(str(sim.library())).ebbsim_driver_version(12040)
+try:
+    ebbtide.attach()
+except ebbtide.Error as error:
+    print(error, ebbtide.is_attached())
+"""
+    done = run(tmp_path, program)
+    assert "CUDA 12.4" in done.stdout and done.stdout.strip().endswith("False"), done.stderr
