@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import random
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -427,7 +429,7 @@ def test_what_lives_when_it_is_detached_stays_valid(attached):
     assert float(x.sum() + y.sum()) == 48 * MIB
     del x, y
     torch.cuda.empty_cache()
-    ebbtide.attach(limit="64MiB", headroom=0)
+    ebbtide.attach(limit=64 * MIB + torch.cuda.memory_reserved(), headroom=0)
     z = torch.ones(8 * MIB, device="cuda")
     assert ebbtide.memory_stats()["segment_bytes"] == 32 * MIB
     del z
@@ -470,6 +472,27 @@ print(float(x.sum()) == 4 << 20)
 """
     done = run(tmp_path, program)
     assert (done.returncode, done.stdout.split()) == (0, ["496.0", "True"]), done.stderr
+
+
+@pytest.mark.simulated
+def test_a_soak_and_the_limit_as_in_the_benchmark(tmp_path):
+    bench = Path(__file__).parents[2] / "bench" / "attach.py"
+    program = f"""
+import runpy, sys
+parts = ["limit", "flush", "soak"]
+sys.argv = ["attach.py", "--small", "--seconds", "3", "--json"]
+sys.argv += [word for part in parts for word in ("--part", part)]
+runpy.run_path({str(bench)!r}, run_name="__main__")
+from ebbtide import sim
+assert sim.hazards() == []
+"""
+    done = run(tmp_path, program, "--sim", "2GiB")
+    assert done.returncode == 0, done.stderr
+    found = {line["metric"]: line["value"] for line in map(json.loads, done.stdout.splitlines())}
+    assert found["limit_exceeded"] == found["soak_bytes_unaccounted_for"] == 0
+    assert found["flush_steady_segments_after_warm_up"] == 0
+    assert found["flush_fragmented_weights_kept"] == 100
+    assert found["limit_refills_verified"] > 10
 
 
 def test_before_cuda_has_started(tmp_path):
