@@ -144,7 +144,9 @@ def test_other_allocators(on_faces, setting):
             pass
         del held
         torch.cuda.empty_cache()
-        assert torch.cuda.memory_reserved() <= 64 << 20
+        # A simulated pool gives back what lies behind its last block, not before it.
+        pool = torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+        assert torch.cuda.memory_reserved() <= (256 if pool else 64) << 20
         torch.empty(1500 << 20, dtype=torch.uint8, device="cuda")
         d = b.to("cuda:1")
         assert torch.equal(d.cpu(), a)

@@ -42,7 +42,8 @@ def test_the_same_gpu_opened_twice_is_the_same_device(monkeypatch, load_all):
     monkeypatch.setenv("EBBTIDE_DRIVER", str(sim.library()))
     one = ebbtide.Device(card.ordinal, limit="64MiB")
     two = ebbtide.Device(card.ordinal, limit="32MiB")
-    assert two.limit == 64 * MIB  # it was open: its limit is left alone
+    assert one.limit == two.limit == 32 * MIB  # what is given is set
+    assert ebbtide.Device(card.ordinal).limit == 32 * MIB  # and what is not is left alone
     two.limit = "96MiB"
     assert one.limit == 96 * MIB
     vbar = ebbtide.VBAR(one, PAGE)
