@@ -91,17 +91,20 @@ static ebb__vbar *owner_locked(ebb__vbar *vbar, const ebb__page *pages) EBB__LOC
     return vbar;
 }
 
+static void unpin_slowly(ebb__vbar *vbar, ebb__page *pages, uint64_t page)
+{
+    ebb__scope scope;
+    ebb__enter(vbar->device, &scope);
+    ebb__page_unpin_locked(owner_locked(vbar, pages), page);
+    ebb__leave(vbar->device, &scope);
+}
+
 /* Take pins back. */
 static void unpin_again(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint64_t end)
 {
-    for (uint64_t page = first; page < end; page++) {
-        if (unpin(&pages[page]))
-            continue;
-        ebb__scope scope;
-        ebb__enter(vbar->device, &scope);
-        ebb__page_unpin_locked(owner_locked(vbar, pages), page);
-        ebb__leave(vbar->device, &scope);
-    }
+    for (uint64_t page = first; page < end; page++)
+        if (!unpin(&pages[page]))
+            unpin_slowly(vbar, pages, page);
 }
 
 /* The pages of a range of the VBAR that a handle names: NULL if it is gone, or has no such range. */
@@ -114,16 +117,12 @@ static ebb__page *look(const ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, 
     return is && atomic_load(&vbar->id) == handle.id ? pages : NULL;
 }
 
-/* Pin a range whose pages are all there and this stream's. Its signature; 0: it is not so. */
-static uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
-                    ebb_stream stream)
+/* Pin pages that are all there and this stream's. Their signature; 0: it is not so. */
+static uint64_t hit_pages(ebb__vbar *vbar, ebb_vbar handle, ebb__page *pages, uint64_t first,
+                          uint64_t last, ebb_stream stream)
 {
-    uint64_t first, last, signature = 0;
-    ebb__page *pages = look(vbar, handle, offset, bytes, &first, &last);
-    if (!pages)
-        return 0;
     ebb__device *device = ebb__vbar_device(handle);
-    uint64_t end = first; /* of what is pinned */
+    uint64_t signature = 0, end = first; /* of what is pinned */
     bool whole = true;
     while (whole && end <= last) {
         ebb__page *page = &pages[end];
@@ -144,6 +143,34 @@ static uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t 
     return 0;
 }
 
+/* The same of one page, which is what most ranges are: no loop, and little to remember meanwhile. */
+static inline uint64_t hit_page(ebb__vbar *vbar, ebb_vbar handle, ebb__page *pages, uint64_t which,
+                                ebb_stream stream)
+{
+    ebb__page *page = &pages[which];
+    if (!pin(page, EBB__PIN + EBB__HIT))
+        return 0;
+    uint64_t signature = atomic_load_explicit(&page->generation, memory_order_relaxed);
+    if (own(ebb__vbar_device(handle), atomic_load(&page->ticket), stream) &&
+        atomic_load(&vbar->id) == handle.id)
+        return signature;
+    atomic_fetch_sub(&page->word, EBB__HIT);
+    unpin_again(vbar, pages, which, which + 1);
+    return 0;
+}
+
+/* The same of a range. */
+static inline uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
+                           ebb_stream stream)
+{
+    uint64_t first, last;
+    ebb__page *pages = look(vbar, handle, offset, bytes, &first, &last);
+    if (!pages)
+        return 0;
+    return first == last ? hit_page(vbar, handle, pages, first, stream)
+                         : hit_pages(vbar, handle, pages, first, last, stream);
+}
+
 /* Note a stream's epoch on a page whose last user it is: false if it is not any more. */
 static bool note(ebb__page *page, const ebb__stream *stream, unsigned slot)
 {
@@ -159,9 +186,16 @@ static bool note(ebb__page *page, const ebb__stream *stream, unsigned slot)
     return false;
 }
 
+/* Whether a page has a pin that can be taken back without the lock. */
+static bool loose(ebb__page *page)
+{
+    uint64_t word = atomic_load_explicit(&page->word, memory_order_relaxed);
+    return word & EBB__PINS && !(word & EBB__NOTED);
+}
+
 /* Unpin a range on the stream that used its pages last. false: nothing was done. */
-static bool part(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
-                 ebb_stream stream)
+static inline bool part(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
+                        ebb_stream stream)
 {
     uint64_t first, last;
     ebb__page *pages = look(vbar, handle, offset, bytes, &first, &last);
@@ -171,11 +205,9 @@ static bool part(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t byt
     unsigned slot = own(device, atomic_load(&pages[first].ticket) & ~EBB__TICKET_MORE, stream);
     if (!slot)
         return false;
-    for (uint64_t page = first; page <= last; page++) {
-        uint64_t word = atomic_load_explicit(&pages[page].word, memory_order_relaxed);
-        if (!(word & EBB__PINS) || word & EBB__NOTED)
+    for (uint64_t page = first; page <= last; page++)
+        if (!loose(&pages[page]))
             return false;
-    }
     /* Pinned, so the device is open and the driver there to be asked. The legacy stream never
        captures. */
     ebb__stream *s = &device->streams[slot];
