@@ -24,6 +24,8 @@
  *   fence      the GPU work that must be over before the page's frame may be taken
  *   watermark  pages at or above it are not loaded; one that is still resident there is a hit
  *   signature  of a range: changes whenever a page of it has got another frame
+ *   mover      brings weights to the GPU ahead of their use
+ *   cargo      weights on their way through the mover's ring, a piece of VRAM for what stays offloaded
  *
  * Environment variables read by the library:
  *
@@ -152,8 +154,8 @@ EBB_API ebb_status ebb_device_open(const ebb_device_options *options, ebb_device
 
 /*
  * Undo one open. The last one destroys the device's VBARs, waiting for their fences, and frees all.
- * EBB_OK; EBB_GONE; EBB_BUSY: a VBAR is pinned, or held by a graph, or another thread is in a call,
- * and nothing was undone; EBB_DRIVER_FAILED: the driver would not take something back. The device
+ * EBB_OK; EBB_GONE; EBB_BUSY: a VBAR is pinned, or held by a graph, there is a mover, or host memory
+ * that was not given back, or another thread is in a call, and nothing was undone; EBB_DRIVER_FAILED: the driver would not take something back. The device
  * stays open; try again.
  */
 EBB_API ebb_status ebb_device_close(ebb_device device);
@@ -363,6 +365,157 @@ EBB_API ebb_status ebb_vbar_residency(ebb_vbar vbar, uint8_t *flags, size_t coun
 
 /* Where a page begins and how long it is. EBB_OK, EBB_GONE, EBB_INVALID (no such page). */
 EBB_API ebb_status ebb_vbar_page(ebb_vbar vbar, uint64_t page, ebb_range *range);
+
+/* ---- moving weights ------------------------------------------------------------------------- */
+
+/*
+ * Host memory that the GPU copies from at the link's speed.
+ *
+ * `bytes` of zeroes, all there, in huge pages where the system has them, pinned for every GPU. To pin
+ * takes time (about 0.2 s per GiB) and disturbs a model that runs: take memory ahead, in large
+ * pieces, and keep it. EBB_OK; EBB_INVALID (0 bytes); EBB_NO_HOST_MEMORY; EBB_GONE; EBB_FORKED;
+ * EBB_DRIVER_FAILED: it could not be pinned. Blocks as long as that takes. While there is such
+ * memory, the device cannot be closed (EBB_BUSY).
+ */
+EBB_API ebb_status ebb_host_alloc(ebb_device device, uint64_t bytes, void **memory);
+
+/*
+ * Give it back; the caller knows that no copy reads it any more. EBB_OK; EBB_INVALID: it is not from
+ * ebb_host_alloc(); EBB_BUSY: part of it is borrowed, or another thread gives it back; EBB_GONE,
+ * EBB_FORKED; EBB_DRIVER_FAILED: it is still there, try again. The driver may wait for all work of
+ * the GPU.
+ */
+EBB_API ebb_status ebb_host_free(ebb_device device, void *memory);
+
+/*
+ * Pin memory of somebody else's that is to be copied from, if it is not: a tensor, or part of a file
+ * that is mapped. One ebb_host_return() for each EBB_OK. Until then it stays mapped, and nobody writes
+ * to it if it is a file's, mapped read-only or privately: the GPU may read the file's pages, not the
+ * program's. Of a file the whole mapping is pinned, once; of anything else these bytes. What is pinned
+ * already, by whomever, is left as it is.
+ *
+ * EBB_OK: one pinned piece holds all of it. Anything else: copy it into memory of ebb_host_alloc()
+ * instead. EBB_INVALID: nothing is mapped there, or it overlaps with what is borrowed or pinned and
+ * is not within; EBB_DRIVER_FAILED: the driver would not pin it; EBB_NO_HOST_MEMORY, EBB_GONE,
+ * EBB_FORKED. Blocks while pages are pinned (about 30 ms per GiB that is in memory). While something
+ * is borrowed, the device cannot be closed (EBB_BUSY).
+ */
+EBB_API ebb_status ebb_host_borrow(ebb_device device, const void *memory, uint64_t bytes);
+
+/*
+ * Undo one ebb_host_borrow() of the same range; the caller knows that no copy reads it any more.
+ * EBB_OK; EBB_INVALID: it is not borrowed; EBB_GONE, EBB_FORKED; EBB_DRIVER_FAILED: it is still
+ * borrowed, try again. The driver may wait for all work of the GPU.
+ */
+EBB_API ebb_status ebb_host_return(ebb_device device, const void *memory, uint64_t bytes);
+
+/*
+ * A mover brings weights to the GPU, ahead of their use, on a stream of its own: into their VBAR where
+ * there is room for them, else into a ring, a piece of VRAM that what stays offloaded passes through.
+ *
+ *   fetch  copies are queued; what could not go to the VBAR is one cargo, a piece of the ring
+ *   use    the stream waits for the cargo, on the GPU
+ *   done   the last work that reads the cargo is queued: its place may be written after that
+ *
+ * None of the three waits on the host for copies. A pointer, not a handle: after ebb_mover_destroy()
+ * it must not be used. Several threads may use one mover at once.
+ */
+typedef struct ebb_mover ebb_mover;
+
+/*
+ * A mover with no ring yet. While there is one, the device cannot be closed (EBB_BUSY). EBB_OK,
+ * EBB_INVALID, EBB_GONE, EBB_FORKED, EBB_NO_HOST_MEMORY, EBB_DRIVER_FAILED.
+ */
+EBB_API ebb_status ebb_mover_create(ebb_device device, ebb_mover **mover);
+
+/*
+ * Give stream, events and ring back. Waits for the mover's own copies and for the work that read its
+ * cargoes, for nothing else. EBB_OK, also for NULL; EBB_BUSY: a cargo is neither done nor dropped, or
+ * another thread changes the ring; EBB_FORKED; EBB_DRIVER_FAILED: the mover is still there, perhaps
+ * without its ring; try again.
+ */
+EBB_API ebb_status ebb_mover_destroy(ebb_mover *mover);
+
+/*
+ * Make the ring `bytes` large, rounded up to what the GPU's memory comes in; 0: no ring. It counts
+ * against the limit, weights make room for it, and it stays until this is called again. EBB_OK;
+ * EBB_OFFLOADED: there is no such memory now, and the ring is as it was, or there is none
+ * (ebb_mover_get_stats() says); EBB_BUSY: a cargo is out, or another thread changes the ring;
+ * EBB_GONE, EBB_FORKED, EBB_NO_ADDRESSES, EBB_NO_HOST_MEMORY, EBB_DRIVER_FAILED. Waits for the work on
+ * the ring that was, and for the fences of the weights that make room.
+ */
+EBB_API ebb_status ebb_mover_set_ring(ebb_mover *mover, uint64_t bytes);
+
+/* One weight of a unit: where it is in the VBAR and on the host. */
+typedef struct ebb_load {
+    uint64_t offset, bytes; /* in the VBAR */
+    const void
+        *host; /* its contents: pinned in one piece, and not changed until the copy is over */
+    uint64_t signature; /* in and out: under which it was last filled; 0: never */
+    uint64_t staged;    /* out: its address in the ring; 0: it is resident, in the VBAR */
+} ebb_load;
+
+/*
+ * Bring `count` weights of a VBAR of the mover's device to the GPU.
+ *
+ * A weight that is resident with its contents intact costs a look, no driver call. One that its VBAR
+ * has room for is made resident and filled. The rest is staged: *cargo names it, for one or more pairs
+ * of ebb_mover_use() and ebb_mover_done(), or one ebb_mover_drop(). *cargo is 0 if nothing was staged.
+ * A weight with `staged` 0 is not pinned: fault it on the stream of its use, as ever; `signature` says
+ * whether it is still what was fetched.
+ *
+ * EBB_OK. EBB_OFFLOADED: what would have to be staged does not fit into the ring now: nothing is
+ * staged. EBB_INVALID (nothing to load, no host memory, a range or VBAR that makes no sense), EBB_GONE,
+ * EBB_FORKED, EBB_BUSY (as ebb_vbar_fault()), EBB_NO_HOST_MEMORY, EBB_DRIVER_FAILED: nothing is staged.
+ * Without EBB_OK, *cargo and `staged` are 0; weights that were filled stay filled, and `signature` says
+ * so. Copies may be queued in any case: to know that none reads `host` any more, wait for what is on
+ * ebb_mover_stream() by then, or for work that came after ebb_mover_use().
+ *
+ * Waits only where ebb_vbar_fault() would: for the fences of pages that a weight displaces. A weight's
+ * `signature` must not be in two calls at once.
+ */
+EBB_API ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, size_t count,
+                                   uint64_t *cargo);
+
+/*
+ * Order what comes next on `stream` after the cargo's arrival. One ebb_mover_done() for each EBB_OK. A
+ * cargo used on several streams is used on all of them before it is done on the last. EBB_OK (cargo 0:
+ * nothing to do); EBB_GONE: there is no such cargo, or it is done; EBB_BUSY: the stream is capturing,
+ * and no copy can be part of a graph; EBB_FORKED, EBB_DRIVER_FAILED. Unless EBB_OK, nothing changed.
+ */
+EBB_API ebb_status ebb_mover_use(ebb_mover *mover, uint64_t cargo, ebb_stream stream);
+
+/*
+ * The last work that reads the cargo is on `stream` by now. When as often done as used, the cargo is
+ * gone, and its place is written again after that work. The statuses of ebb_mover_use(), and
+ * EBB_INVALID: it is not in use.
+ */
+EBB_API ebb_status ebb_mover_done(ebb_mover *mover, uint64_t cargo, ebb_stream stream);
+
+/* Give up a cargo that was not used. EBB_OK (cargo 0: nothing to do); EBB_GONE; EBB_BUSY: it is in use;
+   EBB_FORKED. */
+EBB_API ebb_status ebb_mover_drop(ebb_mover *mover, uint64_t cargo);
+
+/* The stream that it copies on. It lives as long as the mover, and the caller queues nothing on it. */
+EBB_API ebb_stream ebb_mover_stream(const ebb_mover *mover);
+
+typedef struct ebb_mover_stats {
+    size_t size;   /* sizeof(ebb_mover_stats) */
+    uint64_t ring; /* bytes of the ring */
+    uint64_t
+        ring_used; /* of them, not to be had now: from the oldest cargo that is out to the newest */
+    uint64_t cargoes_out; /* neither done nor dropped */
+    /* since it was created */
+    uint64_t cargoes; /* fetched */
+    uint64_t staged;  /* bytes copied into the ring */
+    uint64_t filled;  /* bytes copied into VBARs */
+    uint64_t copies;  /* that were queued for both */
+    uint64_t waits; /* for work on what a cargo's place held before: by the GPU, not by the host */
+    uint64_t no_room; /* times the ring had no room */
+} ebb_mover_stats;
+
+/* EBB_OK, EBB_INVALID, EBB_FORKED. */
+EBB_API ebb_status ebb_mover_get_stats(ebb_mover *mover, ebb_mover_stats *stats);
 
 /* ---- under PyTorch -------------------------------------------------------------------------- */
 

@@ -42,7 +42,7 @@ static unsigned recycle_slot_locked(ebb__device *device) EBB__LOCKED
 {
     for (unsigned slot = EBB__CONTEXT_SLOT + 1; slot < EBB__STREAMS; slot++) {
         ebb__stream *s = &device->streams[slot];
-        if (!s->used || atomic_load(&s->lasting))
+        if (!s->used || s->kept || atomic_load(&s->lasting))
             continue;
         poll_locked(device, s); /* nobody else may ever ask what became of it */
         if (!s->mark_count && s->passed + 1 == atomic_load(&s->epoch)) {
@@ -584,7 +584,7 @@ ebb_status ebb__fence_close_locked(ebb__device *device)
         free(stream->marks);
         stream->marks = NULL;
         stream->mark_count = stream->mark_room = 0;
-        stream->used = false;
+        stream->used = stream->kept = false;
         stream->passed = 0;
         atomic_store(&stream->handle, NULL);
         atomic_store(&stream->lasting, false);
@@ -614,6 +614,19 @@ ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream)
     if (!atomic_load(&s->lasting) && last > s->passed &&
         !ebb__ticket_wait_locked(device, (uint64_t)slot << 48 | last))
         return EBB_DRIVER_FAILED;
+    s->kept = true;
     atomic_store(&s->lasting, true);
     return EBB_OK;
+}
+
+void ebb__stream_part_locked(ebb__device *device, ebb_stream stream)
+{
+    unsigned slot = ebb__stream_find(device, stream);
+    if (slot <= EBB__CONTEXT_SLOT)
+        return;
+    /* A thread without the lock may have read the promise a moment ago, so the slot stays with this
+       handle: a stream that gets the handle again is one that made no promise. */
+    ebb__stream *s = &device->streams[slot];
+    atomic_store(&s->lasting, false);
+    pass_locked(device, s, atomic_fetch_add(&s->epoch, 1));
 }

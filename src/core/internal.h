@@ -142,6 +142,7 @@ typedef struct ebb__stream {
     _Atomic unsigned unpins; /* roughly, since the last mark */
     /* the rest under the lock */
     bool used;
+    bool kept;        /* was ever promised to last: the slot is never another handle's */
     uint64_t passed;  /* tickets up to here are over */
     ebb__mark *marks; /* oldest first */
     unsigned mark_count, mark_room;
@@ -307,7 +308,9 @@ struct ebb__device {
     _Atomic bool forked;    /* this process is a fork of the one that opened it */
     uint32_t number, generation_of_id;
     unsigned opens;
-    unsigned busy; /* threads in a call, of no VBAR, that may have dropped the lock */
+    unsigned
+        busy; /* what keeps it open: threads in a call, of no VBAR, that may have dropped the lock;
+                      movers; pinned host memory */
 
     ebb__driver driver;
     int index;
@@ -356,6 +359,9 @@ struct ebb__device {
     /* the doors */
     struct ebb__segments *segments; /* src/doors/segment.c; NULL: no door is open */
     uint64_t before; /* bytes PyTorch has from elsewhere: they count against the limit */
+
+    /* moving weights */
+    struct ebb__host *host; /* src/move/host.c; NULL: no host memory is known */
 };
 
 /* ---- errors.c ------------------------------------------------------------------------------- */
@@ -543,6 +549,9 @@ bool ebb__fence_seal_locked(ebb__device *device, unsigned slot) EBB__LOCKED;
 
 /* The stream is promised to last. May drop the lock. */
 ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
+
+/* The promise ends: all work on the stream is over, nobody queues any more, and it will be destroyed. */
+void ebb__stream_part_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
 
 /* Note on a page that the stream's work so far uses it. May drop the lock; the page is pinned. false:
    there is no memory to note it, so the page must never go. */

@@ -58,6 +58,23 @@ void *ebb__os_table_new(size_t bytes);
 void ebb__os_table_clear(void *table, size_t bytes);
 void ebb__os_table_free(void *table, size_t bytes);
 
+/*
+ * Memory that is to be pinned: in huge pages where the system has them, and all of it there. NULL: it
+ * has no such amount.
+ */
+void *ebb__os_host_new(size_t bytes);
+void ebb__os_host_free(void *memory, size_t bytes);
+
+/* What a range of this process's addresses is mapped to. */
+typedef struct ebb__mapping {
+    uintptr_t start,
+        end;        /* if one mapping of a file holds the range: of that. Else the range's own */
+    bool read_only; /* it cannot be written, or only in a copy of the program's own of a file */
+} ebb__mapping;
+
+/* false: something of it is not mapped or cannot be read, or the system does not say. */
+bool ebb__os_mapping(const void *address, size_t bytes, ebb__mapping *mapping);
+
 /* Nanoseconds on a clock that never goes back. */
 uint64_t ebb__os_now(void);
 

@@ -1,10 +1,13 @@
 /* The operating system's part, on POSIX systems. */
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "internal.h"
 #include "os.h"
@@ -99,6 +102,108 @@ void ebb__os_table_clear(void *table, size_t bytes)
 void ebb__os_table_free(void *table, size_t bytes)
 {
     munmap(table, bytes);
+}
+
+/* A huge page, on the systems that have them. */
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static size_t whole_pages(size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
+/* Have every page there. A write to each is how, where the system cannot be asked. */
+static bool populate(char *memory, size_t bytes)
+{
+#if defined(MADV_POPULATE_WRITE)
+    if (!madvise(memory, bytes, MADV_POPULATE_WRITE))
+        return true;
+    if (errno != EINVAL)
+        return false;
+#endif
+    for (size_t at = 0; at < bytes; at += 4096)
+        *(volatile char *)(memory + at) = 0;
+    return true;
+}
+
+void *ebb__os_host_new(size_t bytes)
+{
+    /* Somewhat more, so that it can begin with a huge page; what is over is given back. */
+    size_t slack = bytes >= HUGE_PAGE ? HUGE_PAGE : 0;
+    if (bytes > SIZE_MAX - 2 * HUGE_PAGE)
+        return NULL;
+    bytes = whole_pages(bytes);
+    char *whole =
+        mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (whole == MAP_FAILED)
+        return NULL;
+    size_t before = slack ? -(uintptr_t)whole % HUGE_PAGE : 0;
+    if (before)
+        munmap(whole, before);
+    if (slack > before)
+        munmap(whole + before + bytes, slack - before);
+#if defined(MADV_HUGEPAGE)
+    madvise(whole + before, bytes, MADV_HUGEPAGE); /* without it, it is only slower */
+#endif
+    if (populate(whole + before, bytes))
+        return whole + before;
+    munmap(whole + before, bytes);
+    return NULL;
+}
+
+void ebb__os_host_free(void *memory, size_t bytes)
+{
+    munmap(memory, whole_pages(bytes));
+}
+
+/* A line of /proc/self/maps: 7f0000000000-7f0000100000 r--p 00000000 08:01 1234   /a/file */
+typedef struct area {
+    uintptr_t start, end;
+    bool readable, writable, shared, file;
+} area;
+
+static bool area_read(const char *line, area *a)
+{
+    unsigned long start, end, inode;
+    char access[5];
+    if (sscanf(line, "%lx-%lx %4s %*s %*s %lu", &start, &end, access, &inode) != 4)
+        return false;
+    *a = (area){.start = start,
+                .end = end,
+                .readable = access[0] == 'r',
+                .writable = access[1] == 'w',
+                .shared = access[3] == 's',
+                .file = inode != 0};
+    return true;
+}
+
+bool ebb__os_mapping(const void *address, size_t bytes, ebb__mapping *mapping)
+{
+    uintptr_t from = (uintptr_t)address, end = from + bytes, seen = from;
+    FILE *maps = bytes && end > from ? fopen("/proc/self/maps", "re") : NULL;
+    if (!maps)
+        return false;
+    *mapping = (ebb__mapping){.start = from, .end = end};
+    char *line = NULL;
+    size_t room = 0;
+    area a;
+    /* Lines are in the order of addresses. */
+    while (seen < end && getline(&line, &room, maps) > 0) {
+        if (!area_read(line, &a) || a.end <= seen)
+            continue;
+        if (a.start > seen || !a.readable)
+            break;
+        mapping->read_only |= !a.writable || (a.file && !a.shared);
+        if (a.file && a.start <= from && a.end >= end) {
+            mapping->start = a.start;
+            mapping->end = a.end;
+        }
+        seen = a.end;
+    }
+    free(line);
+    fclose(maps);
+    return seen >= end;
 }
 
 uint64_t ebb__os_now(void)

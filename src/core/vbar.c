@@ -498,6 +498,23 @@ uint64_t ebb__vbar_hit(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_str
     return vbar ? hit(vbar, handle, offset, bytes, stream) : 0;
 }
 
+uint64_t ebb__vbar_peek(ebb_vbar handle, uint64_t offset, uint64_t bytes)
+{
+    const ebb__vbar *vbar = ebb__vbar_find(handle);
+    uint64_t first, last, signature = 0;
+    ebb__page *pages = vbar ? look(vbar, handle, offset, bytes, &first, &last) : NULL;
+    if (!pages)
+        return 0;
+    for (uint64_t page = first; page <= last; page++) {
+        /* The state first: a page that has gone and come back meanwhile has another generation. */
+        if (EBB__STATE(atomic_load(&pages[page].word)) != EBB__RESIDENT)
+            return 0;
+        uint64_t its = atomic_load(&pages[page].generation);
+        signature = its > signature ? its : signature;
+    }
+    return atomic_load(&vbar->id) == handle.id ? signature : 0;
+}
+
 ebb_status ebb_vbar_fault(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream,
                           uint64_t *signature)
 {

@@ -1,0 +1,399 @@
+/*
+ * Host memory that the GPU copies from: our own, and what is borrowed.
+ *
+ * A copy runs at the link's speed only from pinned memory, and one registration must hold the whole of
+ * its source. So what is known here are runs, pieces that are registered as one, and loans, ranges
+ * that somebody has borrowed and that lie in a run:
+ *
+ *   runs     [ ours ]      [ a file's mapping             ]   [ bytes of a tensor ]
+ *   loans                    [ weight ][ weight ]  [ w. ]     [ weight            ]
+ *
+ * Runs never overlap: two registrations of one byte is what the driver refuses. A file is mapped once
+ * and all of it is weights, so its mapping becomes one run. Other memory (a heap, say) holds what is
+ * not ours to pin, and addresses that may be given back to the system and mapped anew while pinned, so
+ * there a run is the very bytes of a loan.
+ *
+ * To register and to unregister take long, and the second may wait for the GPU: the lock is dropped
+ * meanwhile, and a run says that it is COMING or GOING. Who needs it waits for that to be over.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+typedef struct run {
+    uintptr_t start, end;
+    uint64_t loans;
+    enum { COMING, THERE, GOING } state;
+    bool ours; /* from ebb_host_alloc() */
+} run;
+
+typedef struct loan {
+    struct loan *next; /* in its place of the table */
+    uintptr_t start;
+    uint64_t bytes;
+    uint64_t times;
+    run *in; /* NULL: somebody else has pinned it */
+} loan;
+
+enum { PLACES = 1024 };
+
+typedef struct ebb__host {
+    run **runs; /* sorted */
+    size_t run_count, run_room;
+    loan *loans[PLACES];
+    size_t loan_count;
+} ebb__host;
+
+/* ---- the books ----------------------------------------------------------------------------------- */
+
+/* Made with the first thing that there is to know, and gone with the last. */
+static ebb__host *host_locked(ebb__device *device) EBB__LOCKED
+{
+    if (!device->host) {
+        device->host = calloc(1, sizeof *device->host);
+        device->busy += device->host != NULL;
+    }
+    return device->host;
+}
+
+static void host_done_locked(ebb__device *device) EBB__LOCKED
+{
+    ebb__host *host = device->host;
+    if (!host || host->run_count || host->loan_count)
+        return;
+    free(host->runs);
+    free(host);
+    device->host = NULL;
+    device->busy--;
+}
+
+/* The number of the first run that ends above an address. */
+static size_t run_at_locked(const ebb__host *host, uintptr_t address) EBB__LOCKED
+{
+    size_t low = 0, high = host->run_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (host->runs[middle]->end <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The first run that has a byte of a range; NULL: none. */
+static run *run_find_locked(const ebb__host *host, uintptr_t start, uintptr_t end) EBB__LOCKED
+{
+    size_t at = host ? run_at_locked(host, start) : 0;
+    return host && at < host->run_count && host->runs[at]->start < end ? host->runs[at] : NULL;
+}
+
+/* A run that is about to be registered. NULL: no memory to know it. */
+static run *run_add_locked(ebb__device *device, uintptr_t start, uintptr_t end) EBB__LOCKED
+{
+    ebb__host *host = host_locked(device);
+    run *it = host ? calloc(1, sizeof *it) : NULL;
+    if (it && host->run_count == host->run_room) {
+        size_t room = host->run_room ? 2 * host->run_room : 16;
+        run **runs = realloc(host->runs, room * sizeof(run *));
+        if (runs) {
+            host->runs = runs;
+            host->run_room = room;
+        }
+    }
+    if (!it || host->run_count == host->run_room) {
+        free(it);
+        host_done_locked(device);
+        return NULL;
+    }
+    *it = (run){.start = start, .end = end, .state = COMING};
+    size_t at = run_at_locked(host, start);
+    memmove(&host->runs[at + 1], &host->runs[at], (host->run_count - at) * sizeof(run *));
+    host->runs[at] = it;
+    host->run_count++;
+    return it;
+}
+
+static void run_remove_locked(ebb__device *device, run *it) EBB__LOCKED
+{
+    ebb__host *host = device->host;
+    size_t at = run_at_locked(host, it->start);
+    host->run_count--;
+    memmove(&host->runs[at], &host->runs[at + 1], (host->run_count - at) * sizeof(run *));
+    free(it);
+    host_done_locked(device);
+    ebb__os_wake_all(&device->changed);
+}
+
+static loan **loan_place_locked(ebb__host *host, uintptr_t start, uint64_t bytes) EBB__LOCKED
+{
+    loan **at = &host->loans[(start * 0x9E3779B97F4A7C15u >> 32) % PLACES];
+    while (*at && ((*at)->start != start || (*at)->bytes != bytes))
+        at = &(*at)->next;
+    return at;
+}
+
+/* ---- the driver ----------------------------------------------------------------------------------- */
+
+/* Register addresses of which no run has any, as a new one. On failure there is none. Drops the lock. */
+static ebb_status register_locked(ebb__device *device, uintptr_t start, uintptr_t end,
+                                  unsigned flags, run **in) EBB__LOCKED
+{
+    run *it = run_add_locked(device, start, end);
+    *in = NULL;
+    if (!it)
+        return EBB_NO_HOST_MEMORY;
+    ebb__drop(device);
+    CUresult code = device->driver.cuMemHostRegister((void *)start, end - start,
+                                                     flags | CU_MEMHOSTREGISTER_PORTABLE);
+    ebb__retake(device);
+    if (code != CUDA_SUCCESS) {
+        run_remove_locked(device, it);
+        ebb__failed_locked(device, "cuMemHostRegister", code);
+        return EBB_DRIVER_FAILED;
+    }
+    it->state = THERE;
+    ebb__os_wake_all(&device->changed);
+    *in = it;
+    return EBB_OK;
+}
+
+/* Unregister a run that is THERE, and forget it. EBB_DRIVER_FAILED: it still is. Drops the lock. */
+static ebb_status unregister_locked(ebb__device *device, run *it) EBB__LOCKED
+{
+    void *start = (void *)it->start;
+    it->state = GOING;
+    ebb__drop(device);
+    CUresult code = device->driver.cuMemHostUnregister(start);
+    ebb__retake(device);
+    if (code == CUDA_SUCCESS) {
+        run_remove_locked(device, it);
+        return EBB_OK;
+    }
+    it->state = THERE;
+    ebb__os_wake_all(&device->changed);
+    ebb__failed_locked(device, "cuMemHostUnregister", code);
+    return EBB_DRIVER_FAILED;
+}
+
+/*
+ * Whether somebody else has pinned a range: EBB_OK, all of it as one; EBB_GONE, its beginning is not
+ * pinned; EBB_INVALID, part of it is.
+ */
+static ebb_status pinned_locked(ebb__device *device, uintptr_t start, uint64_t bytes) EBB__LOCKED
+{
+    const ebb__driver *driver = &device->driver;
+    int type = 0;
+    CUdeviceptr from = 0;
+    size_t size = 0;
+    if (driver->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, start) !=
+        CUDA_SUCCESS)
+        return EBB_GONE;
+    if (type != CU_MEMORYTYPE_HOST ||
+        driver->cuPointerGetAttribute(&from, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, start) !=
+            CUDA_SUCCESS ||
+        driver->cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, start) !=
+            CUDA_SUCCESS)
+        return EBB_INVALID;
+    return start - from < size && bytes <= size - (start - from) ? EBB_OK : EBB_INVALID;
+}
+
+/* ---- our own --------------------------------------------------------------------------------------- */
+
+ebb_status ebb_host_alloc(ebb_device handle, uint64_t bytes, void **memory)
+{
+    ebb__scope scope;
+    ebb_status status;
+    if (!bytes || bytes > SIZE_MAX || !memory)
+        return EBB_INVALID;
+    if (!ebb__device_find(handle, &status))
+        return status;
+    /* The longest part, and it needs no lock. */
+    void *fresh = ebb__os_host_new((size_t)bytes);
+    if (!fresh)
+        return EBB_NO_HOST_MEMORY;
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);
+    if (device) {
+        uintptr_t start = (uintptr_t)fresh;
+        run *it;
+        status = register_locked(device, start, start + (size_t)bytes, 0, &it);
+        if (status == EBB_OK)
+            it->ours = true;
+        ebb__leave(device, &scope);
+    }
+    if (status == EBB_OK)
+        *memory = fresh;
+    else
+        ebb__os_host_free(fresh, (size_t)bytes);
+    return status;
+}
+
+ebb_status ebb_host_free(ebb_device handle, void *memory)
+{
+    ebb__scope scope;
+    ebb_status status;
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);
+    if (!device)
+        return status;
+    uintptr_t start = (uintptr_t)memory;
+    run *it = start ? run_find_locked(device->host, start, start + 1) : NULL;
+    size_t bytes = 0;
+    if (!it || !it->ours || it->start != start) {
+        status = EBB_INVALID;
+    } else if (it->loans || it->state != THERE) {
+        status = EBB_BUSY;
+    } else {
+        bytes = it->end - it->start;
+        status = unregister_locked(device, it);
+    }
+    ebb__leave(device, &scope);
+    if (status == EBB_OK)
+        ebb__os_host_free(memory, bytes);
+    return status;
+}
+
+/* ---- borrowed -------------------------------------------------------------------------------------- */
+
+/* Register a range of which nothing is; the whole mapping that it is in, if that is a file's. */
+static ebb_status pin_locked(ebb__device *device, uintptr_t start, uint64_t bytes,
+                             const ebb__mapping *mapping, run **in) EBB__LOCKED
+{
+    uintptr_t end = start + (size_t)bytes;
+    unsigned flags = mapping->read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0;
+    bool wider = mapping->start < start || mapping->end > end;
+    ebb_status status = EBB_DRIVER_FAILED;
+    *in = NULL;
+    if (wider && !run_find_locked(device->host, mapping->start, mapping->end))
+        status = register_locked(device, mapping->start, mapping->end, flags, in);
+    /* Not all of a mapping need have memory behind it, nor be free of others' registrations. The lock
+       was dropped, so another's may have come; then the driver says so. */
+    if (status == EBB_DRIVER_FAILED && !run_find_locked(device->host, start, end))
+        status = register_locked(device, start, end, flags, in);
+    return status;
+}
+
+/*
+ * The run that holds a range, made if need be; *in stays NULL if somebody else has pinned it. Drops
+ * the lock. A loan of the same range may have come meanwhile.
+ */
+static ebb_status find_pinned_locked(ebb__device *device, uintptr_t start, uint64_t bytes,
+                                     run **in) EBB__LOCKED
+{
+    uintptr_t end = start + (size_t)bytes;
+    ebb__mapping mapping;
+    bool known = false; /* what is mapped there */
+    *in = NULL;
+    for (;;) {
+        run *there = run_find_locked(device->host, start, end);
+        if (there && there->state != THERE) {
+            ebb__await(device);
+            continue;
+        }
+        if (there) {
+            *in = there;
+            return there->start <= start && there->end >= end ? EBB_OK : EBB_INVALID;
+        }
+        ebb_status status = pinned_locked(device, start, bytes);
+        if (status != EBB_GONE)
+            return status;
+        if (known)
+            return pin_locked(device, start, bytes, &mapping, in);
+        ebb__drop(device); /* the system may take its time to say */
+        known = ebb__os_mapping((const void *)start, (size_t)bytes, &mapping);
+        ebb__retake(device);
+        if (!known)
+            return EBB_INVALID;
+    }
+}
+
+static void loan_add_locked(ebb__host *host, loan *it) EBB__LOCKED
+{
+    loan **at = loan_place_locked(host, it->start, it->bytes);
+    it->next = *at;
+    *at = it;
+    host->loan_count++;
+    if (it->in)
+        it->in->loans++;
+}
+
+static ebb_status borrow_locked(ebb__device *device, uintptr_t start, uint64_t bytes) EBB__LOCKED
+{
+    loan *fresh = malloc(sizeof *fresh), *there;
+    ebb__host *host = fresh ? host_locked(device) : NULL;
+    if (!host) {
+        free(fresh);
+        return EBB_NO_HOST_MEMORY;
+    }
+    *fresh = (loan){.start = start, .bytes = bytes, .times = 1};
+    ebb_status status = EBB_OK;
+    if (!*loan_place_locked(host, start, bytes)) {
+        host->loan_count++; /* so that the books stay, whatever others return meanwhile */
+        status = find_pinned_locked(device, start, bytes, &fresh->in);
+        host->loan_count--;
+    }
+    /* Another thread may have borrowed the same. */
+    there = *loan_place_locked(host, start, bytes);
+    if (status == EBB_OK && !there) {
+        loan_add_locked(host, fresh);
+        return EBB_OK;
+    }
+    if (status == EBB_OK)
+        there->times++;
+    free(fresh);
+    host_done_locked(device);
+    return status;
+}
+
+ebb_status ebb_host_borrow(ebb_device handle, const void *memory, uint64_t bytes)
+{
+    uintptr_t start = (uintptr_t)memory;
+    if (!start || !bytes || bytes > UINTPTR_MAX - start)
+        return EBB_INVALID;
+    ebb__scope scope;
+    ebb_status status;
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);
+    if (!device)
+        return status;
+    status = borrow_locked(device, start, bytes);
+    ebb__leave(device, &scope);
+    return status;
+}
+
+/* The last return of a loan: it goes first, so that nobody borrows it again from under us. */
+static ebb_status end_locked(ebb__device *device, loan **at) EBB__LOCKED
+{
+    loan *it = *at;
+    run *in = it->in;
+    *at = it->next;
+    device->host->loan_count--;
+    if (in && !--in->loans && !in->ours) {
+        ebb_status status = unregister_locked(device, in);
+        if (status != EBB_OK) {
+            loan_add_locked(device->host, it);
+            return status;
+        }
+    } else {
+        host_done_locked(device);
+    }
+    free(it);
+    return EBB_OK;
+}
+
+ebb_status ebb_host_return(ebb_device handle, const void *memory, uint64_t bytes)
+{
+    ebb__scope scope;
+    ebb_status status;
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);
+    if (!device)
+        return status;
+    loan **at = device->host ? loan_place_locked(device->host, (uintptr_t)memory, bytes) : NULL;
+    if (!at || !*at)
+        status = EBB_INVALID;
+    else if ((*at)->times > 1)
+        (*at)->times--;
+    else
+        status = end_locked(device, at);
+    ebb__leave(device, &scope);
+    return status;
+}

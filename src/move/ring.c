@@ -1,0 +1,167 @@
+/* The books of a mover's ring: see move.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "move.h"
+
+static ebb__cargo *cargo_number(const ebb__ring *ring, uint64_t number)
+{
+    return &ring->cargoes[number & (ring->room - 1)];
+}
+
+void ebb__ring_begin(ebb__ring *ring, uint64_t bytes)
+{
+    ring->bytes = bytes;
+    ring->head = 0;
+    ring->next += !ring->next; /* 0 is no cargo */
+    ring->first = ring->next;
+}
+
+void ebb__ring_free(ebb__ring *ring)
+{
+    free(ring->cargoes);
+    free(ring->past);
+    *ring = (ebb__ring){0};
+}
+
+bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t *start)
+{
+    uint64_t end = ring->bytes;   /* of the room at the head */
+    uint64_t front = ring->bytes; /* room at the start */
+    if (ring->first != ring->next) {
+        uint64_t tail = cargo_number(ring, ring->first)->start;
+        end = ring->head > tail ? ring->bytes : tail;
+        front = ring->head > tail ? tail : 0;
+    }
+    if (bytes <= end - ring->head)
+        *start = ring->head;
+    else if (bytes <= front)
+        *start = 0;
+    else
+        return false;
+    return true;
+}
+
+bool ebb__ring_ready(ebb__ring *ring)
+{
+    uint64_t count = ring->next - ring->first;
+    if (count == ring->room) {
+        uint64_t room = ring->room ? 2 * ring->room : 16;
+        ebb__cargo *cargoes = malloc(room * sizeof *cargoes);
+        if (!cargoes)
+            return false;
+        for (uint64_t n = ring->first; n != ring->next; n++)
+            cargoes[n & (room - 1)] = *cargo_number(ring, n);
+        free(ring->cargoes);
+        ring->cargoes = cargoes;
+        ring->room = room;
+    }
+    /* Every cargo will be past one day, and must find its place then. */
+    size_t past = ring->past_count + (size_t)count + 1;
+    if (past > ring->past_room) {
+        size_t room = 2 * past;
+        ebb__cargo *cargoes = realloc(ring->past, room * sizeof *cargoes);
+        if (!cargoes)
+            return false;
+        ring->past = cargoes;
+        ring->past_room = room;
+    }
+    return true;
+}
+
+uint64_t ebb__ring_add(ebb__ring *ring, uint64_t start, uint64_t bytes, ebb__flag *arrived)
+{
+    *cargo_number(ring, ring->next) =
+        (ebb__cargo){.start = start, .end = start + bytes, .arrived = arrived};
+    ring->head = start + bytes;
+    return ring->next++;
+}
+
+ebb__cargo *ebb__ring_find(const ebb__ring *ring, uint64_t number)
+{
+    if (number < ring->first || number >= ring->next)
+        return NULL;
+    ebb__cargo *cargo = cargo_number(ring, number);
+    return cargo->over ? NULL : cargo;
+}
+
+ebb__flag *ebb__ring_over(ebb__ring *ring, ebb__cargo *cargo)
+{
+    ebb__flag *arrived = cargo->arrived;
+    cargo->arrived = NULL;
+    cargo->over = true;
+    for (; ring->first != ring->next && cargo_number(ring, ring->first)->over; ring->first++)
+        /* What nobody has read need not be waited for: all writing is on one stream. */
+        if (cargo_number(ring, ring->first)->done)
+            ring->past[ring->past_count++] = *cargo_number(ring, ring->first);
+    return arrived;
+}
+
+ebb__cargo *ebb__ring_past(const ebb__ring *ring, uint64_t start, uint64_t end)
+{
+    for (size_t i = 0; i < ring->past_count; i++)
+        if (ring->past[i].start < end && ring->past[i].end > start)
+            return &ring->past[i];
+    return NULL;
+}
+
+void ebb__ring_forget(ebb__ring *ring, ebb__cargo *past)
+{
+    *past = ring->past[--ring->past_count];
+}
+
+uint64_t ebb__ring_used(const ebb__ring *ring)
+{
+    if (ring->first == ring->next)
+        return 0;
+    uint64_t tail = cargo_number(ring, ring->first)->start;
+    return ring->head > tail ? ring->head - tail : ring->bytes - tail + ring->head;
+}
+
+uint64_t ebb__ring_out(const ebb__ring *ring)
+{
+    uint64_t count = 0;
+    for (uint64_t n = ring->first; n != ring->next; n++)
+        count += !cargo_number(ring, n)->over;
+    return count;
+}
+
+/* ---- the checker ---------------------------------------------------------------------------------- */
+
+static const ebb__cargo *any(const ebb__ring *ring, uint64_t i)
+{
+    return i < ring->past_count ? &ring->past[i]
+                                : cargo_number(ring, ring->first + i - ring->past_count);
+}
+
+int ebb__ring_check(const ebb__ring *ring)
+{
+    uint64_t count = ring->past_count + (ring->next - ring->first);
+    for (uint64_t i = 0; i < count; i++) {
+        const ebb__cargo *a = any(ring, i);
+        if (a->start >= a->end || a->end > ring->bytes)
+            return 1;
+        for (uint64_t k = 0; k < i; k++)
+            if (any(ring, k)->start < a->end && any(ring, k)->end > a->start)
+                return 1;
+        if (i < ring->past_count && !a->done)
+            return 3;
+    }
+    if (ring->first == ring->next)
+        return 0;
+    if (cargo_number(ring, ring->first)->over)
+        return 2;
+    unsigned wraps = 0;
+    for (uint64_t n = ring->first; n != ring->next; n++) {
+        const ebb__cargo *a = cargo_number(ring, n);
+        if (a->over == (a->arrived != NULL))
+            return 2;
+        uint64_t before = n == ring->first ? a->start : cargo_number(ring, n - 1)->end;
+        if (before != a->start && a->start != 0)
+            return 4;
+        wraps += before != a->start;
+    }
+    if (wraps > 1 || cargo_number(ring, ring->next - 1)->end != ring->head)
+        return 4;
+    return 0;
+}

@@ -1,0 +1,346 @@
+/* Host memory that the GPU copies from: our own, and what is borrowed. */
+#define _GNU_SOURCE
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "core/rig.h"
+
+/* How many registrations there are, beside the kit's own memory. */
+static unsigned long long registrations(void)
+{
+    ebbsim_census n = {.size = sizeof n};
+    ebbsim_census_take(&n);
+    return n.host_blocks - 1;
+}
+
+/* Host memory to the GPU and back, all of it in one copy: is it what it was? */
+static bool travels(core *c, ebb_vbar v, const void *host, size_t bytes)
+{
+    uint64_t signature;
+    unsigned char *back = malloc(bytes);
+    REQUIRE(back);
+    memset(back, 0x77, bytes);
+    MUST(ebb_vbar_fault(v, 0, bytes, NULL, &signature));
+    CUdeviceptr at = core_stats(v).address;
+    int code = (int)c->driver.cuMemcpyHtoDAsync(at, host, bytes, NULL);
+    MUST(c->driver.cuMemcpyDtoHAsync(back, at, bytes, NULL));
+    MUST(c->driver.cuStreamSynchronize(NULL));
+    MUST(ebb_vbar_unpin(v, 0, bytes, NULL));
+    bool same = !code && !memcmp(back, host, bytes);
+    free(back);
+    return same;
+}
+
+static void *pages(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(memory != MAP_FAILED);
+    for (size_t i = 0; i < bytes; i++)
+        ((unsigned char *)memory)[i] = (unsigned char)(i * 7 + i / 4096);
+    return memory;
+}
+
+/* A file of so many bytes, mapped as asked. */
+static unsigned char *mapped_file(size_t bytes, int protection, int flags)
+{
+    char name[] = "/tmp/ebbtide_host.XXXXXX";
+    int file = mkstemp(name);
+    REQUIRE(file >= 0);
+    unlink(name);
+    unsigned char *text = pages(bytes);
+    REQUIRE(write(file, text, bytes) == (ssize_t)bytes);
+    munmap(text, bytes);
+    void *memory = mmap(NULL, bytes, protection, flags, file, 0);
+    close(file);
+    REQUIRE(memory != MAP_FAILED);
+    return memory;
+}
+
+/* Is it pinned, as far as the driver knows? */
+static bool pinned(core *c, const void *memory)
+{
+    int type = 0;
+    CUresult code = c->driver.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                                    (CUdeviceptr)(uintptr_t)memory);
+    return code == CUDA_SUCCESS && type == CU_MEMORYTYPE_HOST;
+}
+
+static void our_own_is_pinned_zero_and_given_back(void)
+{
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    ebb_vbar v = core_vbar(&c, 64 * MIB);
+    static const size_t sizes[] = {1, 4096, 100001, 2 << 20, (6 << 20) + 5, 40 << 20};
+    unsigned char *memory[6];
+    for (int i = 0; i < 6; i++) {
+        void *fresh = NULL;
+        MUST(ebb_host_alloc(c.device, sizes[i], &fresh));
+        memory[i] = fresh;
+        CHECK(pinned(&c, fresh) && pinned(&c, memory[i] + sizes[i] - 1));
+        CHECK(!memory[i][0] && !memory[i][sizes[i] - 1]);
+        if (sizes[i] >= 2 << 20)
+            CHECK_EQ((uintptr_t)fresh % (2 << 20), 0);
+        memset(fresh, i + 1, sizes[i]);
+        CHECK(travels(&c, v, fresh, sizes[i]));
+    }
+    CHECK_EQ(ebb_device_close(c.device), EBB_BUSY);
+    CHECK_EQ(ebb_host_free(c.device, memory[5] + 4096), EBB_INVALID);
+    CHECK_EQ(ebb_host_free(c.device, c.host), EBB_INVALID);
+    CHECK_EQ(ebb_host_free(c.device, NULL), EBB_INVALID);
+    for (int i = 0; i < 6; i++) {
+        CHECK_EQ(ebb_host_free(c.device, memory[i]), EBB_OK);
+        CHECK(!pinned(&c, memory[i]));
+    }
+    CHECK_EQ(ebb_host_free(c.device, memory[0]), EBB_INVALID);
+    core_close(&c);
+}
+
+static void nonsense_is_refused(void)
+{
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    void *memory = NULL;
+    int local = 0;
+    CHECK_EQ(ebb_host_alloc(c.device, 0, &memory), EBB_INVALID);
+    CHECK_EQ(ebb_host_alloc(c.device, 4096, NULL), EBB_INVALID);
+    CHECK_EQ(ebb_host_alloc(c.device, UINT64_MAX, &memory), EBB_NO_HOST_MEMORY);
+    CHECK_EQ(ebb_host_alloc(c.device, UINT64_C(1) << 46, &memory), EBB_NO_HOST_MEMORY);
+    CHECK_EQ(ebb_host_alloc((ebb_device){0}, 4096, &memory), EBB_GONE);
+    CHECK_EQ(ebb_host_borrow(c.device, NULL, 4096), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, &local, 0), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, &local, UINT64_MAX), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow((ebb_device){0}, &local, 4), EBB_GONE);
+    CHECK_EQ(ebb_host_return(c.device, &local, 4), EBB_INVALID);
+    unsigned char *hole = pages(3 * 65536);
+    munmap(hole + 65536, 65536);
+    CHECK_EQ(ebb_host_borrow(c.device, hole + 65536, 100), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, hole + 1000, 2 * 65536), EBB_INVALID);
+    mprotect(hole, 65536, PROT_NONE);
+    CHECK_EQ(ebb_host_borrow(c.device, hole, 100), EBB_INVALID);
+    munmap(hole, 65536);
+    munmap(hole + 2 * 65536, 65536);
+    core_close(&c);
+}
+
+static void of_a_tensor_its_own_bytes_are_pinned(void)
+{
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    ebb_vbar v = core_vbar(&c, 64 * MIB);
+    enum { BYTES = 1 << 20, PIECE = 10000 };
+    unsigned char *memory = pages(BYTES);
+    /* Neighbours share pages, and none is a page's multiple. */
+    for (size_t i = 0; i < 20; i++) {
+        CHECK_EQ(ebb_host_borrow(c.device, memory + 100 + i * PIECE, PIECE), EBB_OK);
+        CHECK(travels(&c, v, memory + 100 + i * PIECE, PIECE));
+    }
+    CHECK(!pinned(&c, memory) && !pinned(&c, memory + 100 + 20 * PIECE));
+    if (c.sim)
+        CHECK_EQ(registrations(), 20);
+    /* Within one: it counts. Across two: no copy could go. */
+    CHECK_EQ(ebb_host_borrow(c.device, memory + 200, 1000), EBB_OK);
+    CHECK_EQ(ebb_host_borrow(c.device, memory + 200, 1000), EBB_OK);
+    CHECK_EQ(ebb_host_borrow(c.device, memory + 200, PIECE), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, memory, BYTES), EBB_INVALID);
+    CHECK_EQ(ebb_host_return(c.device, memory + 100, PIECE), EBB_OK);
+    CHECK_EQ(ebb_host_return(c.device, memory + 100, PIECE), EBB_INVALID);
+    CHECK_EQ(ebb_host_return(c.device, memory + 200, 1000), EBB_OK);
+    CHECK(pinned(&c, memory + 100)); /* its run is held by the other one */
+    CHECK(travels(&c, v, memory + 200, 1000));
+    CHECK_EQ(ebb_host_return(c.device, memory + 200, 1000), EBB_OK);
+    CHECK(!pinned(&c, memory + 100));
+    CHECK_EQ(ebb_device_close(c.device), EBB_BUSY);
+    for (size_t i = 1; i < 20; i++)
+        CHECK_EQ(ebb_host_return(c.device, memory + 100 + i * PIECE, PIECE), EBB_OK);
+    if (c.sim)
+        CHECK_EQ(registrations(), 0);
+    munmap(memory, BYTES);
+    core_close(&c);
+}
+
+static void of_a_file_the_whole_mapping_once(int protection, int flags)
+{
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    ebb_vbar v = core_vbar(&c, 64 * MIB);
+    enum { BYTES = (1 << 20) + 321, PIECE = 50001 };
+    unsigned char *file = mapped_file(BYTES, protection, flags);
+    for (size_t i = 0; i < 20; i++)
+        CHECK_EQ(ebb_host_borrow(c.device, file + 8 + i * PIECE, PIECE), EBB_OK);
+    if (c.sim)
+        CHECK_EQ(registrations(), 1);
+    CHECK(travels(&c, v, file, BYTES)); /* one registration holds it all */
+    CHECK_EQ(ebb_host_borrow(c.device, file, BYTES), EBB_OK);
+    for (size_t i = 0; i < 20; i++)
+        CHECK_EQ(ebb_host_return(c.device, file + 8 + i * PIECE, PIECE), EBB_OK);
+    CHECK(pinned(&c, file));
+    CHECK_EQ(ebb_host_return(c.device, file, BYTES), EBB_OK);
+    CHECK(!pinned(&c, file));
+    munmap(file, BYTES);
+    core_close(&c);
+}
+
+static void a_read_only_file_is_pinned_whole(void)
+{
+    of_a_file_the_whole_mapping_once(PROT_READ, MAP_SHARED);
+}
+
+static void a_privately_mapped_file_is_pinned_whole(void)
+{
+    of_a_file_the_whole_mapping_once(PROT_READ | PROT_WRITE, MAP_PRIVATE);
+}
+
+static void a_shared_file_is_pinned_whole(void)
+{
+    of_a_file_the_whole_mapping_once(PROT_READ | PROT_WRITE, MAP_SHARED);
+}
+
+static void where_the_whole_file_cannot_be_had_a_part_is(void)
+{
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    ebb_vbar v = core_vbar(&c, 64 * MIB);
+    enum { BYTES = 1 << 20 };
+    unsigned char *file = mapped_file(BYTES, PROT_READ | PROT_WRITE, MAP_SHARED);
+    /* Somebody else has registered part of it. */
+    MUST(c.driver.cuMemHostRegister(file + BYTES / 2, 8192, 0));
+    CHECK_EQ(ebb_host_borrow(c.device, file + 5, 100000), EBB_OK);
+    CHECK(travels(&c, v, file + 5, 100000));
+    CHECK(!pinned(&c, file) && !pinned(&c, file + 100005));
+    CHECK_EQ(ebb_host_borrow(c.device, file + BYTES / 2 + 10, 8000), EBB_OK); /* pinned as it is */
+    CHECK_EQ(ebb_host_borrow(c.device, file + BYTES / 2 + 10, 10000), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, file + BYTES / 2 - 10, 1000), EBB_DRIVER_FAILED);
+    CHECK_EQ(ebb_host_return(c.device, file + 5, 100000), EBB_OK);
+    CHECK_EQ(ebb_host_return(c.device, file + BYTES / 2 + 10, 8000), EBB_OK);
+    CHECK(pinned(&c, file + BYTES / 2)); /* not ours to take */
+    MUST(c.driver.cuMemHostUnregister(file + BYTES / 2));
+    munmap(file, BYTES);
+    core_close(&c);
+}
+
+static void what_is_pinned_is_left_as_it_is(void)
+{
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    unsigned long before = c.sim ? ebbsim_calls("cuMemHostRegister") : 0;
+    void *own;
+    CHECK_EQ(ebb_host_borrow(c.device, c.host + 5, 1000), EBB_OK);
+    CHECK_EQ(ebb_host_borrow(c.device, c.host + 5, 1000), EBB_OK);
+    if (c.sim)
+        CHECK_EQ(ebbsim_calls("cuMemHostRegister"), before);
+    CHECK_EQ(ebb_host_borrow(c.device, c.host + KIT_HOST - 10, 20), EBB_INVALID);
+    CHECK_EQ(ebb_host_return(c.device, c.host + 5, 1000), EBB_OK);
+    CHECK_EQ(ebb_host_return(c.device, c.host + 5, 1000), EBB_OK);
+    CHECK_EQ(ebb_host_return(c.device, c.host + 5, 1000), EBB_INVALID);
+    /* Our own, too; and it is not freed while it is borrowed. */
+    MUST(ebb_host_alloc(c.device, 3 << 20, &own));
+    CHECK_EQ(ebb_host_borrow(c.device, (char *)own + 100, 1 << 20), EBB_OK);
+    CHECK_EQ(ebb_host_free(c.device, own), EBB_BUSY);
+    CHECK_EQ(ebb_host_return(c.device, (char *)own + 100, 1 << 20), EBB_OK);
+    CHECK(pinned(&c, own));
+    CHECK_EQ(ebb_host_free(c.device, own), EBB_OK);
+    core_close(&c);
+}
+
+static void every_call_fails_once(void)
+{
+    NEEDS_SIM("calls must fail");
+    enum { BYTES = 1 << 20 };
+    unsigned long fired = 1, n;
+    for (n = 1; fired && n < 500; n++) {
+        core c;
+        int before = harness_failures;
+        core_open(&c, 256 * MIB, 128 * MIB);
+        unsigned char *file = mapped_file(BYTES, PROT_READ, MAP_SHARED), *heap = pages(BYTES);
+        void *own = NULL;
+        MUST(ebbsim_fail(NULL, n, 999));
+        if (ebb_host_alloc(c.device, BYTES, &own) != EBB_OK)
+            own = NULL;
+        bool a = ebb_host_borrow(c.device, file + 100, 1000) == EBB_OK;
+        bool b = ebb_host_borrow(c.device, file + 5000, 1000) == EBB_OK;
+        bool d = ebb_host_borrow(c.device, heap, BYTES) == EBB_OK;
+        bool e = ebb_host_borrow(c.device, c.host, 10) == EBB_OK;
+        a = a && ebb_host_return(c.device, file + 100, 1000) != EBB_OK;
+        b = b && ebb_host_return(c.device, file + 5000, 1000) != EBB_OK;
+        d = d && ebb_host_return(c.device, heap, BYTES) != EBB_OK;
+        e = e && ebb_host_return(c.device, c.host, 10) != EBB_OK;
+        if (own && ebb_host_free(c.device, own) == EBB_OK)
+            own = NULL;
+        fired = ebbsim_failures();
+        ebbsim_fail_clear();
+        /* What was not taken back is still there, and is now. */
+        CHECK(!a || ebb_host_return(c.device, file + 100, 1000) == EBB_OK);
+        CHECK(!b || ebb_host_return(c.device, file + 5000, 1000) == EBB_OK);
+        CHECK(!d || ebb_host_return(c.device, heap, BYTES) == EBB_OK);
+        CHECK(!e || ebb_host_return(c.device, c.host, 10) == EBB_OK);
+        CHECK(!own || ebb_host_free(c.device, own) == EBB_OK);
+        CHECK_EQ(registrations(), 0);
+        munmap(file, BYTES);
+        munmap(heap, BYTES);
+        core_close(&c);
+        if (harness_failures != before)
+            FAIL("that was with call %lu failing", n);
+    }
+    CHECK(n > 20 && n < 500);
+}
+
+typedef struct borrower {
+    core *c;
+    unsigned char *file;
+    unsigned seed;
+    int wrong;
+} borrower;
+
+static void *borrow_and_return(void *data)
+{
+    borrower *b = data;
+    MUST(b->c->driver.cuCtxSetCurrent(b->c->context));
+    for (int i = 0; i < 200; i++) {
+        /* All at once come and go: the mapping is pinned and unpinned again and again. */
+        unsigned char *at = b->file + rand_r(&b->seed) % 1000;
+        b->wrong += ebb_host_borrow(b->c->device, at, 5000) != EBB_OK;
+        b->wrong += !pinned(b->c, at);
+        void *own = NULL;
+        if (i % 8 == 0)
+            b->wrong += ebb_host_alloc(b->c->device, 10000, &own) != EBB_OK;
+        b->wrong += ebb_host_return(b->c->device, at, 5000) != EBB_OK;
+        if (own)
+            b->wrong += ebb_host_free(b->c->device, own) != EBB_OK;
+    }
+    return NULL;
+}
+
+static void four_threads_borrow_from_one_file(void)
+{
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    unsigned char *file = mapped_file(65536, PROT_READ, MAP_SHARED);
+    borrower all[4];
+    pthread_t threads[4];
+    for (unsigned i = 0; i < 4; i++) {
+        all[i] = (borrower){.c = &c, .file = file, .seed = i + 1};
+        MUST(pthread_create(&threads[i], NULL, borrow_and_return, &all[i]));
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK_EQ(all[i].wrong, 0);
+    }
+    CHECK(!pinned(&c, file));
+    munmap(file, 65536);
+    core_close(&c);
+}
+
+int main(void)
+{
+    RUN(our_own_is_pinned_zero_and_given_back);
+    RUN(nonsense_is_refused);
+    RUN(of_a_tensor_its_own_bytes_are_pinned);
+    RUN(a_read_only_file_is_pinned_whole);
+    RUN(a_privately_mapped_file_is_pinned_whole);
+    RUN(a_shared_file_is_pinned_whole);
+    RUN(where_the_whole_file_cannot_be_had_a_part_is);
+    RUN(what_is_pinned_is_left_as_it_is);
+    RUN(every_call_fails_once);
+    RUN(four_threads_borrow_from_one_file);
+    return REPORT();
+}
