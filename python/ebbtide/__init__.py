@@ -32,6 +32,7 @@ from ebbtide.vbar import VBAR, Device, Weight
 
 if TYPE_CHECKING:
     from ebbtide._attach import CannotAttach, attach, detach, is_attached, memory_stats
+    from ebbtide._offload import Offloaded, offload
 
 __all__ = [
     "VBAR",
@@ -52,6 +53,7 @@ __all__ = [
     "NoDriver",
     "NoVMM",
     "NotPinned",
+    "Offloaded",
     "Probe",
     "Weight",
     "__version__",
@@ -59,16 +61,19 @@ __all__ = [
     "detach",
     "is_attached",
     "memory_stats",
+    "offload",
     "probe",
 ]
 
 # What is about torch is loaded when it is asked for.
 _LAZY = {
     "CannotAttach": "_attach",
+    "Offloaded": "_offload",
     "attach": "_attach",
     "detach": "_attach",
     "is_attached": "_attach",
     "memory_stats": "_attach",
+    "offload": "_offload",
 }
 
 

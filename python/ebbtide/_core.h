@@ -13,7 +13,7 @@
 /* ---- _core.c: the module and its errors --------------------------------------------------------- */
 
 enum { KINDS = 14 }; /* of errors that have a type of their own */
-enum { DEVICE, VBAR, WEIGHT, TYPES };
+enum { DEVICE, VBAR, WEIGHT, UNIT, MOVER, TYPES };
 
 typedef struct state {
     PyObject *error;
@@ -101,5 +101,23 @@ extern PyType_Spec vbar_spec, weight_spec;
  */
 bool weight_enter(weight *w, ebb_stream stream);
 void weight_exit(weight *w, ebb_stream stream);
+
+/* Bytes at an address of a device, as a DLPack capsule that keeps `owner`. */
+PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64_t bytes);
+
+/* ---- _core_unit.c, _core_mover.c -------------------------------------------------------------------- */
+
+typedef struct piece {
+    uint64_t offset, bytes, signature;
+    const void *host;
+    bool pinned; /* by this unit, where not all are resident */
+} piece;
+
+typedef struct unit unit;
+
+/* The weights of a unit, and how many: NULL, if it was never made. */
+piece *unit_pieces(unit *u, size_t *count, ebb_vbar *vbar);
+
+extern PyType_Spec unit_spec, mover_spec;
 
 #endif

@@ -368,7 +368,17 @@ static PyObject *vbar_unpin(PyObject *self, PyObject *const *arguments, Py_ssize
     Py_RETURN_NONE;
 }
 
+static PyObject *vbar_dlpack(PyObject *self, PyObject *arguments)
+{
+    vbar *v = (vbar *)self;
+    unsigned long long address, bytes;
+    if (!PyArg_ParseTuple(arguments, "KK", &address, &bytes))
+        return NULL;
+    return v->device ? dlpack_over(self, v->device, address, bytes) : fail(NULL, EBB_GONE, "");
+}
+
 static PyMethodDef vbar_methods[] = {
+    {"_dlpack", vbar_dlpack, METH_VARARGS, "Bytes at an address of it, as a DLPack capsule."},
     {"fault", (PyCFunction)(void (*)(void))vbar_fault, METH_FASTCALL | METH_KEYWORDS,
      "fault($self, weights, /, stream=None)\n--\n\n"
      "Fault several weights, all or none: their signatures. None: offloaded, none pinned."},

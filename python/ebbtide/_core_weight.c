@@ -309,33 +309,38 @@ static void dl_forget(PyObject *capsule)
         dl_release(PyCapsule_GetPointer(capsule, "dltensor"));
 }
 
-static PyObject *weight_dlpack(PyObject *self, PyObject *unused)
+PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64_t bytes)
 {
-    (void)unused;
-    weight *w = (weight *)self;
-    if (!w->vbar)
-        return fail(NULL, EBB_GONE, "");
     dl_managed *managed = calloc(1, sizeof *managed);
     if (!managed)
         return PyErr_NoMemory();
-    device *d = w->vbar->device;
-    managed->shape[0] = (int64_t)w->bytes;
+    managed->shape[0] = (int64_t)bytes;
     managed->tensor = (dl_tensor){
-        .data = (void *)(uintptr_t)(w->vbar->address + w->offset),
+        .data = (void *)(uintptr_t)address,
         .device = {d->beside ? DL_CPU : DL_CUDA, d->beside ? 0 : (int32_t)PyLong_AsLong(d->index)},
         .dimensions = 1,
         .element = {DL_UNSIGNED, 8, 1},
         .shape = managed->shape,
     };
-    /* The tensor keeps the addresses, not the weight: the weight keeps the tensor. */
-    managed->owner = w->vbar;
+    managed->owner = owner;
     managed->release = dl_release;
     PyObject *capsule = PyCapsule_New(managed, "dltensor", dl_forget);
     if (!capsule)
         free(managed);
     else
-        Py_INCREF(w->vbar);
+        Py_INCREF(owner);
     return capsule;
+}
+
+static PyObject *weight_dlpack(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const weight *w = (weight *)self;
+    if (!w->vbar)
+        return fail(NULL, EBB_GONE, "");
+    /* The tensor keeps the addresses, not the weight: the weight keeps the tensor. */
+    return dlpack_over((PyObject *)w->vbar, w->vbar->device, w->vbar->address + w->offset,
+                       w->bytes);
 }
 
 static PyMethodDef weight_methods[] = {

@@ -1,0 +1,508 @@
+/*
+ * Unit, what offload/ goes in and out of: a few modules' weights, which are needed together.
+ *
+ * Between uses the modules hold parked tensors, which have no memory. enter() pins the weights and
+ * puts tensors over their memory in the place of the parked ones; leave() undoes both. A unit whose
+ * weights are all where they were filled is entered without letting go of Python's lock, in about a
+ * microsecond: that is what a model pays that fits.
+ *
+ *   pieces  the weights, a range of the VBAR each, in the order of their addresses
+ *   runs    the same as few ranges as possible: what is pinned when all of them are resident
+ *   swaps   places in modules (a dict and a name, or a list and an index), and what is put there
+ */
+#include "_core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "fast.h"
+
+typedef struct run {
+    uint64_t offset, bytes, signature; /* signature 0: not known to be filled */
+} run;
+
+typedef struct swap {
+    PyObject *place, *key, *parked, *real;
+    PyObject *installed; /* while it is entered */
+    Py_ssize_t index;    /* of a list; -1: a dict */
+    uint32_t piece;
+} swap;
+
+struct unit {
+    PyObject_HEAD vbar *vbar;
+    piece *pieces;
+    run *runs;
+    swap *swaps;
+    size_t piece_count, run_count, swap_count;
+    unsigned depth; /* times entered and not left */
+    bool whole;     /* entered with all of it resident: its runs are pinned */
+    int stale;      /* its places or weights are not what they were: it is not entered any more */
+};
+
+/* ---- life --------------------------------------------------------------------------------------- */
+
+static int take_pieces(unit *u, PyObject *list)
+{
+    Py_ssize_t count = PyList_Size(list);
+    if (count < 0)
+        return -1;
+    u->pieces = calloc((size_t)count + 1, sizeof *u->pieces);
+    u->runs = calloc((size_t)count + 1, sizeof *u->runs);
+    if (!u->pieces || !u->runs) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        unsigned long long offset, bytes, host;
+        PyObject *item = PyList_GetItem(list, i);
+        if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "KKK", &offset, &bytes, &host)) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_TypeError, "a piece is (offset, bytes, host address)");
+            return -1;
+        }
+        piece *p = &u->pieces[u->piece_count++];
+        *p = (piece){.offset = offset, .bytes = bytes, .host = (const void *)(uintptr_t)host};
+        run *last = u->run_count ? &u->runs[u->run_count - 1] : NULL;
+        if (last && last->offset + last->bytes <= offset &&
+            offset - (last->offset + last->bytes) < 512)
+            last->bytes = offset + bytes - last->offset;
+        else
+            u->runs[u->run_count++] = (run){.offset = offset, .bytes = bytes};
+    }
+    return 0;
+}
+
+static int take_swaps(unit *u, PyObject *list)
+{
+    Py_ssize_t count = PyList_Size(list);
+    if (count < 0)
+        return -1;
+    u->swaps = calloc((size_t)count + 1, sizeof *u->swaps);
+    if (!u->swaps) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyList_GetItem(list, i), *place, *key, *parked, *real;
+        unsigned which;
+        if (!PyTuple_Check(item) ||
+            !PyArg_ParseTuple(item, "OOOOI", &place, &key, &parked, &real, &which))
+            return -1;
+        bool sequence = PyList_Check(place);
+        if ((!sequence && !PyDict_Check(place)) || which >= u->piece_count) {
+            PyErr_SetString(PyExc_TypeError, "a swap is in a dict or a list, and of a piece");
+            return -1;
+        }
+        swap *s = &u->swaps[u->swap_count];
+        *s = (swap){.index = sequence ? PyLong_AsSsize_t(key) : -1, .piece = which};
+        if (PyErr_Occurred())
+            return -1;
+        Py_INCREF(s->place = place);
+        Py_INCREF(s->key = key);
+        Py_INCREF(s->parked = parked);
+        Py_INCREF(s->real = real);
+        u->swap_count++;
+    }
+    return 0;
+}
+
+static int unit_init(PyObject *self, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"vbar", "pieces", "swaps", NULL};
+    unit *u = (unit *)self;
+    PyObject *v, *pieces, *swaps;
+    const state *s = state_of(self);
+    if (!s || !PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!O!", names, &v, &PyList_Type,
+                                           &pieces, &PyList_Type, &swaps))
+        return -1;
+    if (u->vbar || !PyObject_TypeCheck(v, s->types[VBAR])) {
+        PyErr_SetString(PyExc_TypeError, "a unit is made once, of a VBAR");
+        return -1;
+    }
+    Py_INCREF(v);
+    u->vbar = (vbar *)v;
+    return take_pieces(u, pieces) < 0 || take_swaps(u, swaps) < 0 ? -1 : 0;
+}
+
+static int unit_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    unit *u = (unit *)self;
+    Py_VISIT(u->vbar);
+    for (size_t i = 0; i < u->swap_count; i++) {
+        Py_VISIT(u->swaps[i].place);
+        Py_VISIT(u->swaps[i].parked);
+        Py_VISIT(u->swaps[i].real);
+        Py_VISIT(u->swaps[i].installed);
+    }
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+
+static int unit_clear(PyObject *self)
+{
+    unit *u = (unit *)self;
+    size_t count = u->swap_count;
+    u->swap_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        Py_CLEAR(u->swaps[i].place);
+        Py_CLEAR(u->swaps[i].key);
+        Py_CLEAR(u->swaps[i].parked);
+        Py_CLEAR(u->swaps[i].real);
+        Py_CLEAR(u->swaps[i].installed);
+    }
+    Py_CLEAR(u->vbar);
+    return 0;
+}
+
+static void unit_dealloc(PyObject *self)
+{
+    unit *u = (unit *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    unit_clear(self);
+    free(u->pieces);
+    free(u->runs);
+    free(u->swaps);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+/* ---- places ------------------------------------------------------------------------------------- */
+
+static PyObject *there(const swap *s) /* borrowed */
+{
+    if (s->index < 0)
+        return PyDict_GetItemWithError(s->place, s->key);
+    return s->index < PyList_Size(s->place) ? PyList_GetItem(s->place, s->index) : NULL;
+}
+
+static int put(const swap *s, PyObject *what)
+{
+    if (s->index < 0)
+        return PyDict_SetItem(s->place, s->key, what);
+    Py_INCREF(what);
+    return PyList_SetItem(s->place, s->index, what);
+}
+
+/* Take out what was put in, where it is still there. */
+static void park(unit *u)
+{
+    for (size_t i = 0; i < u->swap_count; i++) {
+        swap *s = &u->swaps[i];
+        if (!s->installed)
+            continue;
+        if (there(s) == s->installed)
+            put(s, s->parked);
+        else
+            u->stale = 1; /* somebody has put something else there, and means it */
+        Py_CLEAR(s->installed);
+    }
+    PyErr_Clear();
+}
+
+/* `reals`: what goes where, None for the VBAR's own; or NULL. false: a place is not as it was. */
+static bool install(unit *u, PyObject *reals)
+{
+    for (size_t i = 0; i < u->swap_count; i++) {
+        swap *s = &u->swaps[i];
+        PyObject *real = reals ? PyList_GetItem(reals, (Py_ssize_t)i) : Py_None;
+        real = real == Py_None ? s->real : real;
+        if (!real || there(s) != s->parked || put(s, real) < 0) {
+            park(u);
+            u->stale = 1;
+            PyErr_Clear();
+            return false;
+        }
+        Py_INCREF(real);
+        s->installed = real;
+    }
+    return true;
+}
+
+/* ---- pins ---------------------------------------------------------------------------------------- */
+
+static void unpin_range(unit *u, uint64_t offset, uint64_t bytes, ebb_stream stream)
+{
+    ebb_vbar handle = u->vbar->handle;
+    if (ebb__vbar_part(handle, offset, bytes, stream))
+        return;
+    Py_BEGIN_ALLOW_THREADS
+    ebb_vbar_unpin(handle, offset, bytes, stream);
+    Py_END_ALLOW_THREADS
+}
+
+/* Pin a range that was filled under a signature, and is as it was. */
+static bool pin_range(unit *u, uint64_t offset, uint64_t bytes, uint64_t signature,
+                      ebb_stream stream, bool slowly)
+{
+    ebb_vbar handle = u->vbar->handle;
+    if (!signature)
+        return false;
+    uint64_t found = ebb__vbar_hit(handle, offset, bytes, stream);
+    if (!found && slowly && ebb__vbar_peek(handle, offset, bytes) == signature) {
+        ebb_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = ebb_vbar_fault(handle, offset, bytes, stream, &found);
+        Py_END_ALLOW_THREADS
+        found = status == EBB_OK ? found : 0;
+    }
+    if (found && found != signature)
+        unpin_range(u, offset, bytes, stream);
+    return found == signature;
+}
+
+/* Everything resident, and as it was filled: pin it all. */
+static bool pin_runs(unit *u, ebb_stream stream, bool slowly)
+{
+    for (size_t i = 0; i < u->run_count; i++) {
+        run *r = &u->runs[i];
+        if (pin_range(u, r->offset, r->bytes, r->signature, stream, slowly))
+            continue;
+        while (i--)
+            unpin_range(u, u->runs[i].offset, u->runs[i].bytes, stream);
+        return false;
+    }
+    return true;
+}
+
+static void unpin_pieces(unit *u, ebb_stream stream)
+{
+    for (size_t i = 0; i < u->piece_count; i++) {
+        piece *p = &u->pieces[i];
+        if (!p->pinned)
+            continue;
+        p->pinned = false;
+        unpin_range(u, p->offset, p->bytes, stream);
+    }
+}
+
+/* Those pieces that are not staged. */
+static bool pin_pieces(unit *u, PyObject *staged, ebb_stream stream)
+{
+    for (size_t i = 0; i < u->piece_count; i++) {
+        piece *p = &u->pieces[i];
+        if (staged && PyObject_IsTrue(PyList_GetItem(staged, (Py_ssize_t)i)) == 1)
+            continue;
+        if (!pin_range(u, p->offset, p->bytes, p->signature, stream, true)) {
+            unpin_pieces(u, stream);
+            return false;
+        }
+        p->pinned = true;
+    }
+    return true;
+}
+
+/* All pieces have been seen to be filled: from now on their runs tell by themselves. */
+static void sign_runs(unit *u)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < u->run_count; i++) {
+        run *r = &u->runs[i];
+        uint64_t most = 0;
+        for (; at < u->piece_count && u->pieces[at].offset < r->offset + r->bytes &&
+               u->pieces[at].offset >= r->offset;
+             at++)
+            most = u->pieces[at].signature > most ? u->pieces[at].signature : most;
+        r->signature = most;
+    }
+}
+
+/* ---- methods ------------------------------------------------------------------------------------- */
+
+static int own_stream(unit *u, ebb_stream *stream)
+{
+    if (!u->vbar) {
+        fail(NULL, EBB_GONE, "");
+        return -1;
+    }
+    return stream_for(u->vbar->device, Py_None, stream);
+}
+
+/* enter(): True, or False: something is not resident, or somebody is in. */
+static PyObject *unit_enter(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    unit *u = (unit *)self;
+    ebb_stream stream;
+    if (own_stream(u, &stream) < 0)
+        return NULL;
+    if (u->depth || u->stale || !pin_runs(u, stream, false))
+        Py_RETURN_FALSE;
+    if (!install(u, NULL)) {
+        for (size_t i = 0; i < u->run_count; i++)
+            unpin_range(u, u->runs[i].offset, u->runs[i].bytes, stream);
+        Py_RETURN_FALSE;
+    }
+    u->depth = 1;
+    u->whole = true;
+    Py_RETURN_TRUE;
+}
+
+/* enter_with(staged, reals): the same, whatever it takes: of pieces with a true value in `staged` the
+   tensors of `reals` go in, and the others are pinned. */
+static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
+{
+    unit *u = (unit *)self;
+    ebb_stream stream;
+    PyObject *staged, *reals;
+    if (!PyArg_ParseTuple(arguments, "O!O!", &PyList_Type, &staged, &PyList_Type, &reals) ||
+        own_stream(u, &stream) < 0)
+        return NULL;
+    if ((size_t)PyList_Size(staged) != u->piece_count ||
+        (size_t)PyList_Size(reals) != u->swap_count) {
+        PyErr_SetString(PyExc_ValueError, "one value for each piece, one tensor for each swap");
+        return NULL;
+    }
+    if (u->depth || u->stale)
+        Py_RETURN_FALSE;
+    u->depth = 1; /* Python's lock may be dropped: nobody else comes in */
+    bool pinned = pin_pieces(u, staged, stream);
+    if (!pinned || !install(u, reals)) {
+        unpin_pieces(u, stream);
+        u->depth = 0;
+        Py_RETURN_FALSE;
+    }
+    u->whole = false;
+    bool all = true;
+    for (size_t i = 0; i < u->piece_count; i++)
+        all = all && u->pieces[i].pinned;
+    if (all)
+        sign_runs(u);
+    Py_RETURN_TRUE;
+}
+
+/* Take back what one enter() pinned, on the stream that used it. */
+static void unpin_all(unit *u, ebb_stream stream)
+{
+    for (size_t i = 0; u->whole && i < u->run_count; i++)
+        unpin_range(u, u->runs[i].offset, u->runs[i].bytes, stream);
+    for (size_t i = 0; !u->whole && i < u->piece_count; i++)
+        if (u->pieces[i].pinned)
+            unpin_range(u, u->pieces[i].offset, u->pieces[i].bytes, stream);
+}
+
+/* enter_again(): one more, where somebody is in, for the current stream. False: nobody is. */
+static PyObject *unit_enter_again(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    unit *u = (unit *)self;
+    ebb_stream stream;
+    if (own_stream(u, &stream) < 0)
+        return NULL;
+    if (!u->depth)
+        Py_RETURN_FALSE;
+    /* Pinned already, so each of these is a hit, and puts this stream behind the others' fills. */
+    u->depth++;
+    bool pinned = !u->whole || pin_runs(u, stream, true);
+    size_t i = 0;
+    for (; pinned && !u->whole && i < u->piece_count; i++) {
+        const piece *p = &u->pieces[i];
+        pinned = !p->pinned || pin_range(u, p->offset, p->bytes, p->signature, stream, true);
+    }
+    if (pinned)
+        Py_RETURN_TRUE;
+    u->depth--;
+    for (i = i ? i - 1 : 0; i--;)
+        if (u->pieces[i].pinned)
+            unpin_range(u, u->pieces[i].offset, u->pieces[i].bytes, stream);
+    return fail(u->vbar->device, EBB_DRIVER_FAILED, "one stream could not be put after another");
+}
+
+static PyObject *unit_leave(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    unit *u = (unit *)self;
+    ebb_stream stream;
+    if (own_stream(u, &stream) < 0)
+        return NULL;
+    if (!u->depth)
+        return fail(u->vbar->device, EBB_NOT_PINNED, "leave() goes with an enter()");
+    if (u->depth == 1)
+        park(u);
+    unpin_all(u, stream);
+    if (--u->depth == 0)
+        for (size_t i = 0; i < u->piece_count; i++)
+            u->pieces[i].pinned = false;
+    Py_RETURN_NONE;
+}
+
+/* forget(piece): its contents on the host have changed. */
+static PyObject *unit_forget(PyObject *self, PyObject *which)
+{
+    unit *u = (unit *)self;
+    size_t index = PyLong_AsSize_t(which);
+    if (PyErr_Occurred())
+        return NULL;
+    if (index >= u->piece_count) {
+        PyErr_SetString(PyExc_IndexError, "no such piece");
+        return NULL;
+    }
+    u->pieces[index].signature = 0;
+    for (size_t i = 0; i < u->run_count; i++)
+        u->runs[i].signature = 0;
+    Py_RETURN_NONE;
+}
+
+/* Bytes that are resident and as they were filled. */
+static PyObject *unit_resident(PyObject *self, void *unused)
+{
+    (void)unused;
+    unit *u = (unit *)self;
+    uint64_t sum = 0;
+    for (size_t i = 0; u->vbar && i < u->piece_count; i++) {
+        const piece *p = &u->pieces[i];
+        if (p->signature && ebb__vbar_peek(u->vbar->handle, p->offset, p->bytes) == p->signature)
+            sum += p->bytes;
+    }
+    return PyLong_FromUnsignedLongLong(sum);
+}
+
+static PyMethodDef unit_methods[] = {
+    {"enter", unit_enter, METH_NOARGS,
+     "enter($self, /)\n--\n\nPin all and install its tensors, if all is resident: whether it was."},
+    {"enter_with", unit_enter_with, METH_VARARGS,
+     "enter_with($self, staged, reals, /)\n--\n\n"
+     "The same, with other tensors for the pieces that are staged."},
+    {"enter_again", unit_enter_again, METH_NOARGS,
+     "enter_again($self, /)\n--\n\nOnce more, where somebody is in: whether somebody was."},
+    {"leave", unit_leave, METH_NOARGS, "leave($self, /)\n--\n\nPark its tensors, and unpin."},
+    {"forget", unit_forget, METH_O,
+     "forget($self, piece, /)\n--\n\nThe piece's contents on the host have changed."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef unit_getset[] = {
+    {"resident", unit_resident, NULL, "bytes that are resident, and filled", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef unit_members[] = {
+    {"depth", T_UINT, offsetof(unit, depth), READONLY, "times entered and not left"},
+    {"stale", T_INT, offsetof(unit, stale), 0, "it is not entered any more"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot unit_slots[] = {
+    {Py_tp_doc, (void *)"Weights that are needed together."},
+    {Py_tp_init, (void *)unit_init},
+    {Py_tp_traverse, (void *)unit_traverse},
+    {Py_tp_clear, (void *)unit_clear},
+    {Py_tp_dealloc, (void *)unit_dealloc},
+    {Py_tp_methods, unit_methods},
+    {Py_tp_getset, unit_getset},
+    {Py_tp_members, unit_members},
+    {0, NULL},
+};
+
+PyType_Spec unit_spec = {"ebbtide._core.Unit", sizeof(unit), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, unit_slots};
+
+piece *unit_pieces(unit *u, size_t *count, ebb_vbar *vbar)
+{
+    if (!u->vbar)
+        return NULL;
+    *count = u->piece_count;
+    *vbar = u->vbar->handle;
+    return u->pieces;
+}

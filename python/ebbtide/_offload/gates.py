@@ -1,0 +1,189 @@
+"""The way into a module of an offloaded model: in the place of its forward().
+
+A gate goes into the module's own attributes, not on its list of hooks: that costs a tenth of it, and a
+forward that raises is left like one that does not.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from ebbtide._offload.parked import Parked
+
+if TYPE_CHECKING:
+    from ebbtide._offload.model import Model, Unit
+
+
+class Gate:
+    """Stands for a module's forward()."""
+
+    __slots__ = (
+        "__weakref__",
+        "_forward",
+        "_module",
+        "_own",
+        "enters",
+        "leaves",
+        "model",
+        "name",
+        "root",
+        "run",
+        "unit",
+    )
+
+    def __init__(self, module: nn.Module, model: Model, name: str, root: bool = False) -> None:
+        self._module = weakref.ref(module)
+        # An instance may have a forward() of its own already.
+        self._own = module.__dict__.get("forward")
+        self._forward = None if self._own is not None else type(module).forward
+        self.model = model
+        self.name = name
+        self.root = root
+        self.unit: Unit | None = None
+        self.run = False  # one of several members of its unit
+        self.enters = True
+        self.leaves = True
+        module.__dict__["forward"] = self
+
+    def remove(self) -> None:
+        module = self._module()
+        if module is None or module.__dict__.get("forward") is not self:
+            return
+        if self._own is not None:
+            module.__dict__["forward"] = self._own
+        else:
+            del module.__dict__["forward"]
+
+    # ---- what a forward() is asked for ----
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._plain()
+
+    @property
+    def __self__(self) -> Any:
+        return self._module()
+
+    @property
+    def __func__(self) -> Any:
+        return self._forward if self._own is None else getattr(self._own, "__func__", self._own)
+
+    @property
+    def __name__(self) -> str:
+        return "forward"
+
+    def _plain(self) -> Any:
+        return self._own if self._own is not None else self._forward.__get__(self._module())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the model is not offloaded, though its weights are parked: they come when used."""
+        copied = memo.get(id(self._module()))
+        if self._own is not None or copied is None:
+            return self._own
+        return self._forward.__get__(copied)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "an offloaded model cannot be pickled: save its state_dict(), or .restore() it first"
+        )
+
+    # ---- the call ----
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model, unit = self.model, self.unit
+        if self.root:
+            return self._pass(args, kwargs)
+        if self.enters and (model.tracking or unit is None or not unit.enter()):
+            unit = model.enter(self)
+        elif self.run:
+            model.local.run = unit
+        try:
+            if torch.is_grad_enabled():
+                return self._with_grad(args, kwargs)
+            if self._own is None:
+                return self._forward(self._module(), *args, **kwargs)
+            return self._own(*args, **kwargs)
+        finally:
+            if self.leaves and unit is not None:
+                model.leave(unit)
+
+    def _pass(self, args: Any, kwargs: Any) -> Any:
+        """The model itself."""
+        model = self.model
+        model.begin()
+        try:
+            unit = model.enter(self) if self.unit is not None else None
+            try:
+                if torch.is_grad_enabled():
+                    return self._with_grad(args, kwargs)
+                return self._plain()(*args, **kwargs)
+            finally:
+                if unit is not None:
+                    model.leave(unit)
+        finally:
+            model.end()
+
+    def _with_grad(self, args: Any, kwargs: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(self.model.keep, _unpack):
+            result = self._plain()(*args, **kwargs)
+        wants = self.unit is not None and self.unit.wants_grad
+
+        def refuse(t: Any) -> Any:
+            if not isinstance(t, torch.Tensor) or not (wants or t.requires_grad):
+                return t
+            if not (t.is_floating_point() or t.is_complex()):
+                return t
+            return _Refuse.apply(torch.zeros(0, device=t.device, requires_grad=True), t)
+
+        return tree_map(refuse, result)
+
+
+MESSAGE = (
+    "no backward through a model that ebbtide.offload() has: its weights are not where they were in "
+    "forward. Run it under torch.no_grad(), or .restore() it to train"
+)
+
+
+class _Refuse(torch.autograd.Function):
+    """What it was given; its backward raises."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        raise RuntimeError(MESSAGE)
+
+
+class Gone:
+    """What autograd keeps in the place of a weight."""
+
+
+class Keep:
+    """What autograd keeps of what it is given. It knows no model: a graph may outlive that."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self.ranges = ranges
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        if tensor.device.type == "cuda" and not isinstance(tensor, Parked):
+            at = tensor.data_ptr()
+            if any(low <= at < high for low, high in self.ranges):
+                return Gone()
+        return tensor.detach(), tensor._version
+
+
+def _unpack(kept: Any) -> torch.Tensor:
+    if isinstance(kept, Gone):
+        raise RuntimeError(MESSAGE)
+    tensor, version = kept
+    if tensor._version != version:
+        raise RuntimeError("a tensor that is needed for the gradient was changed in place")
+    return tensor

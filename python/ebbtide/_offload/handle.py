@@ -1,0 +1,123 @@
+"""offload(), and the handle it gives."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ebbtide import _attach, _core
+from ebbtide._offload.gates import Gate
+from ebbtide._offload.model import Model
+from ebbtide._offload.parked import Parked
+from ebbtide.sizes import parse
+from ebbtide.vbar import Device
+
+
+def offload(
+    model: nn.Module,
+    device: int | str | torch.device = "cuda",
+    *,
+    limit: int | str | None = None,
+    order: Sequence[str] | None = None,
+    prefetch: int = 2,
+    host: int | str | None = None,
+) -> Offloaded:
+    """Let a model's weights come to the GPU and go by themselves.
+
+    Everything else is as if the model were on the GPU: call it with inputs that are there. Weights stay
+    resident as far as there is room, and the others are streamed while the model runs.
+
+    `limit` is the VRAM that this process may use, weights, activations and all (as much as there is, if
+    none is given). `order` names modules in the order in which they run, where the first pass shall not
+    be asked for it; `prefetch` is how many units of weights may be on their way or in passing use at
+    once; `host` how much memory may be pinned on the host (all that the weights need).
+    """
+    if isinstance(model, Offloaded):
+        raise TypeError("this is the handle of a model that is offloaded already")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"offload() takes a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model.__dict__.get("forward"), Gate):
+        raise ValueError("this model, or one that it is part of, is offloaded already")
+    if prefetch < 1:
+        raise ValueError("at least one unit of weights must be able to come: prefetch >= 1")
+    if not torch.cuda.is_available():
+        raise RuntimeError("PyTorch shows no GPU: there is nothing to offload from")
+    target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if target.type != "cuda":
+        raise ValueError(f"a model is offloaded from a GPU, not from {target}")
+    index = torch.cuda.current_device() if target.index is None else target.index
+    if index >= torch.cuda.device_count():
+        raise ValueError(f"there is no GPU {index}: PyTorch shows {torch.cuda.device_count()}")
+    for part in model.modules():
+        if isinstance(part.__dict__.get("forward"), Gate):
+            raise ValueError(f"a part of this model, a {type(part).__name__}, is offloaded already")
+    size = None if limit is None else parse(limit)
+    pinned = None if host is None else parse(host)
+    torch.cuda.init()
+    if not _attach.is_attached():
+        _attach.attach(limit=size)
+    opened = Device(index)
+    if size is not None:
+        opened.limit = size
+    made = Model(model, index, order=order, prefetch=prefetch, pinned=pinned)
+    return Offloaded(made)
+
+
+class Offloaded:
+    """The handle of an offloaded model. It does not keep the model: when that is deleted, everything of it
+    is given back."""
+
+    def __init__(self, model: Model) -> None:
+        self._ref = weakref.ref(model)
+
+    def _model(self) -> Model:
+        found = self._ref()
+        if found is None:
+            raise _core.Gone("the model was deleted, or restored")
+        return found
+
+    def __repr__(self) -> str:
+        model = self._ref()
+        if model is None:
+            return "<ebbtide.Offloaded: gone>"
+        stats = self.stats()
+        return (
+            f"<ebbtide.Offloaded: {stats['resident'] >> 20} of {stats['bytes'] >> 20} MiB resident, "
+            f"{stats['units']} units>"
+        )
+
+    def stats(self) -> dict[str, int]:
+        """What it has, in bytes and counts."""
+        return self._model().stats()
+
+    def residency(self) -> dict[str, float]:
+        """Of each unit, in the order in which they run, the part that is resident."""
+        return {u.name: u.resident / u.bytes for u in self._model().units if u.bytes}
+
+    def prioritize(self) -> None:
+        """Make it the most important model of its GPU."""
+        model = self._model()
+        if model.vbar is not None:
+            model.vbar.prioritize()
+        model.tracking = True
+
+    def pin(self, module: nn.Module) -> None:
+        """Keep a module's weights resident before all others."""
+        self._model().pin(module)
+
+    def exclude(self, module: nn.Module) -> None:
+        """Put a module's weights on the GPU, as plain tensors, and leave them alone."""
+        self._model().exclude(module)
+
+    def restore(self, device: str | torch.device = "cpu") -> nn.Module:
+        """Make it a plain model again, with its weights on `device`."""
+        return self._model().restore(torch.device(device))
+
+
+def is_parked(tensor: Any) -> bool:
+    """Whether a tensor is a weight at rest."""
+    return isinstance(tensor, Parked)

@@ -1,0 +1,108 @@
+"""The host's side: memory that the GPU copies from at the link's speed.
+
+Weights are packed into pinned memory, unit by unit, so that a unit is one copy; each original is let go of
+as soon as it is packed, so a model is in RAM once, and a block more. What is pinned already, or a file
+that is mapped, is left where it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from ebbtide import _core
+
+ALIGNMENT = 512
+BLOCK = 1 << 30  # how much is pinned at once, if units are no larger
+
+
+def _free(mover: _core.Mover, index: int, address: int) -> None:
+    # Copies that still read it would read what is somebody else's by then.
+    torch.cuda.synchronize(index)
+    mover.unpin(address)
+
+
+class Arena:
+    """Pinned memory, taken from the front. Blocks live as long as a tensor over them does."""
+
+    def __init__(self, mover: _core.Mover, index: int, most: int | None = None) -> None:
+        self.mover = mover
+        self.most = most  # bytes to pin; None: as many as it takes
+        self.index = index
+        self.block: torch.Tensor | None = None
+        self.used = 0
+
+    def reserve(self, upcoming: Sequence[int]) -> None:
+        """Make sure that the next regions, in this order, lie in one block where they can."""
+        need = sum(_up(size) for size in upcoming)
+        if self.block is None or self.used + need > self.block.numel():
+            self.block = self._new(need)
+            self.used = 0
+
+    def take(self, size: int) -> torch.Tensor:
+        """The next bytes."""
+        if self.block is None or self.used + size > self.block.numel():
+            self.reserve([size])
+        assert self.block is not None
+        part = self.block[self.used : self.used + size]
+        self.used += _up(size)
+        return part
+
+    def _new(self, size: int) -> torch.Tensor:
+        if self.most is not None:
+            if size > self.most:
+                return torch.empty(size, dtype=torch.uint8)
+            self.most -= size
+        address = self.mover.pin(size)
+        memory = (ctypes.c_char * size).from_address(address)
+        finalizer = weakref.finalize(memory, _free, self.mover, self.index, address)
+        finalizer.atexit = False
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _mapped(address: int) -> bool:
+    """Whether memory is a file's."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        fields = line.split(maxsplit=5)
+        start, end = (int(x, 16) for x in fields[0].split("-"))
+        if start <= address < end:
+            return len(fields) == 6 and fields[5].startswith("/") and int(fields[4]) != 0
+    return False
+
+
+def borrowed(
+    tensor: torch.Tensor, mover: _core.Mover, index: int
+) -> tuple[torch.Tensor, Callable[[], None] | None] | None:
+    """A flat view of the tensor's own memory, if the GPU can copy from that as it is; and what is to be
+    called when nobody does any more."""
+    if tensor.device.type != "cpu":
+        return None
+    storage = tensor.untyped_storage()
+    address, size = storage.data_ptr(), storage.nbytes()
+    pinned = tensor.is_pinned()
+    if not pinned and (size < mmap.PAGESIZE or not _mapped(address)):
+        return None
+    flat = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
+    if pinned:
+        return flat, None
+    if not mover.borrow(address, size):
+        return None
+    return flat, lambda: _return(mover, index, address, size)
+
+
+def _return(mover: _core.Mover, index: int, address: int, size: int) -> None:
+    torch.cuda.synchronize(index)
+    mover.give_back(address, size)

@@ -1,0 +1,800 @@
+"""An offloaded model: its weights on the host, its units in a VBAR, and how they meet.
+
+adopt     every weight gets its place on the host, and is parked (parked.py)
+plan      the units get their places in the VBAR, spread over the order in which they run (order.py)
+enter     a unit's weights are made real: from the VBAR, where they are resident, else from the ring,
+          into which the mover has copied them meanwhile
+end       what a pass has shown is learned: another order, modules that nobody calls
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ebbtide import _core
+from ebbtide._offload import host, units
+from ebbtide._offload.gates import Gate, Keep
+from ebbtide._offload.order import Sequence_, spread
+from ebbtide._offload.parked import Parked, Piece, park
+from ebbtide.vbar import VBAR, Device
+
+KEPT_BUFFER = (
+    256 << 10
+)  # buffers up to this size stay on the GPU: they are written more often than not
+STRANGE = 3  # passes in another order, each time, after which the layout is thought over
+VIEWS = 6  # places in the ring for which a weight's tensors are kept
+
+
+class Binding:
+    """A place in a module that holds a weight."""
+
+    __slots__ = ("key", "module", "name", "parked", "piece", "place")
+
+    def __init__(self, module: nn.Module, place: Any, key: Any, name: str, parked: Parked) -> None:
+        self.module = weakref.ref(module)
+        self.place = place  # the dict or list
+        self.key = key
+        self.name = name
+        self.parked = parked
+        self.piece = parked._piece
+
+
+class Load:
+    """A unit's weights on their way: which are staged where."""
+
+    __slots__ = ("cargo", "staged", "users")
+
+    def __init__(self, cargo: int, staged: list[int]) -> None:
+        self.cargo = cargo
+        self.staged = staged
+        self.users = 0
+
+
+class Unit(_core.Unit):
+    """A unit with its names."""
+
+    def __init__(
+        self, choice: units.Choice, vbar: VBAR, bindings: list[Binding], offsets: dict[int, int]
+    ) -> None:
+        pieces = {id(b.piece): b.piece for b in bindings}
+        ordered = sorted(pieces.values(), key=lambda p: offsets[id(p)])
+        numbers = {id(p): i for i, p in enumerate(ordered)}
+        flats: dict[int, torch.Tensor] = {}
+        swaps = []
+        for b in bindings:
+            number = numbers[id(b.piece)]
+            if number not in flats:
+                flats[number] = over(vbar, vbar.address + offsets[id(b.piece)], b.piece.nbytes)
+            swaps.append((b.place, b.key, b.parked, real(b.parked, flats[number]), number))
+        places = [(offsets[id(p)], p.nbytes, p.host.data_ptr()) for p in ordered]
+        super().__init__(vbar, places, swaps)
+        self.name = choice.name
+        self.choice = choice
+        self.bytes = sum(p.nbytes for p in ordered)
+        self.pieces = ordered
+        self.numbers = numbers
+        self.bindings = bindings
+        self.load: Load | None = None
+        self.bare = 0  # entered without its weights: they come one by one
+        self.views: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self.wants_grad = any(b.parked.requires_grad for b in bindings)
+        self.watched = [p for p in ordered if p.handed]
+        self.passes = 0  # slow entries
+
+
+def over(owner: Any, address: int, size: int) -> torch.Tensor:
+    """Bytes at an address on the GPU."""
+    with torch.inference_mode(False):
+        return torch.utils.dlpack.from_dlpack(owner._dlpack(address, size))
+
+
+def real(parked: Parked, flat: torch.Tensor) -> torch.Tensor:
+    """The tensor that stands for a parked one, over these bytes."""
+    with torch.inference_mode(False):
+        made = parked._piece.view(
+            parked.dtype, parked.size(), parked.stride(), parked.storage_offset(), of=flat
+        )
+        if parked._is_param:
+            made = nn.Parameter(made, requires_grad=False)
+        for name, value in parked.__dict__.items():
+            if name not in ("_piece", "_is_param"):
+                setattr(made, name, value)
+        return made
+
+
+class Station:
+    """What the models on one GPU share: the device and its mover."""
+
+    _all: weakref.WeakValueDictionary[int, Station] = weakref.WeakValueDictionary()
+    _lock = threading.Lock()
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.device = Device(index)
+        self.mover = _core.Mover(self.device)
+        self.ring = 0
+        self.models: weakref.WeakSet[Model] = weakref.WeakSet()
+        self.lock = threading.RLock()
+
+    @classmethod
+    def of(cls, index: int) -> Station:
+        with cls._lock:
+            found = cls._all.get(index)
+            if found is None:
+                found = cls._all[index] = cls(index)
+            return found
+
+    def __del__(self) -> None:
+        # The last model is gone. Its host memory may still be looked at, and keeps the mover.
+        with contextlib.suppress(AttributeError, _core.Error):
+            self.mover.set_ring(0)
+
+    def want_ring(self) -> bool:
+        """A ring for two of the largest units, or at least one."""
+        models = list(self.models)
+        wanted = max((m.slots * m.largest for m in models), default=0)
+        if self.ring >= wanted:
+            return False
+        for model in models:
+            model.drop_loads()
+        for size in (wanted, max(m.largest for m in models)):
+            if size <= self.ring:
+                return False
+            try:
+                if self.mover.set_ring(size):
+                    self.ring = size
+                    return True
+            except _core.Busy:
+                return False
+        return False
+
+
+class Model:
+    """Everything about one offloaded model. The root's gate owns it."""
+
+    def __init__(
+        self,
+        root: nn.Module,
+        index: int,
+        *,
+        order: Sequence[str] | None = None,
+        prefetch: int = 2,
+        pinned: int | None = None,
+    ) -> None:
+        self._root = weakref.ref(root)
+        self.slots = prefetch
+        self.index = index
+        self.torch_device = torch.device("cuda", index)
+        self.station = Station.of(index)
+        self.mover = self.station.mover
+        self.arena = host.Arena(self.mover, index, pinned)
+        self.lock = threading.RLock()
+        self.local = threading.local()
+        self.tracking = True
+        self.learning = True
+        self.unclean = False  # something has changed: plan again
+        self.depth = 0  # root calls under way
+        self.slow = 0  # slow entries in this pass
+        self.slow_entries = self.bare_entries = 0  # in all
+        self.sequence: Sequence_[Unit] = Sequence_()
+        self.calls: list[str] = list(order or ())  # in which order modules are called
+        self.called: list[str] = []  # in this pass
+        self.strange = 0  # passes in a row that were not as the one before
+        self.touched: set[int] = set()  # pieces that were read outside of their units
+        self.gates: weakref.WeakKeyDictionary[nn.Module, Gate] = weakref.WeakKeyDictionary()
+        self.units: list[Unit] = []
+        self.bindings: list[Binding] = []
+        self.names: dict[nn.Module, str] = {}
+        self.atomic: frozenset[str] = frozenset()
+        self.excluded: set[str] = set()
+        self.pinned: list[str] = []
+        self.vbar: VBAR | None = None
+        self.keep = Keep([])
+        self.warned = False
+        self.state_hooks: list[Any] = []
+        self.largest = 0
+        self.station.models.add(self)
+        self.gates[root] = Gate(root, self, "", root=True)
+        self.plan()
+
+    @property
+    def root(self) -> nn.Module:
+        found = self._root()
+        if found is None:
+            raise _core.Gone("the model was deleted")
+        return found
+
+    # ---- adopting: every weight its place on the host -------------------------------------------
+
+    def _places(self, module: nn.Module) -> Iterator[tuple[Any, Any, torch.Tensor, bool]]:
+        """Where a module holds tensors: parameters, buffers, and lists of the same ones."""
+        for place, buffer in ((module._parameters, False), (module._buffers, True)):
+            for key, tensor in place.items():
+                if tensor is not None:
+                    yield place, key, tensor, buffer
+
+    def _pageable(self, tensor: torch.Tensor, buffer: bool) -> bool:
+        if isinstance(tensor, Parked):
+            return True
+        if buffer and tensor.nbytes <= KEPT_BUFFER:
+            return False
+        return units.is_plain(tensor)
+
+    def _excluded(self, name: str) -> bool:
+        return any(name == e or name.startswith(f"{e}.") or not e for e in self.excluded)
+
+    def _own_bytes(self, module: nn.Module) -> int:
+        if self._excluded(self.names[module]):
+            return 0
+        return sum(
+            t.nbytes if not isinstance(t, Parked) else t.numel() * t.dtype.itemsize
+            for _, _, t, buffer in self._places(module)
+            if self._pageable(t, buffer)
+        )
+
+    def _keep(self, place: Any, key: Any, tensor: torch.Tensor, name: str) -> None:
+        """A tensor that does not page is on the GPU, once and for all."""
+        if tensor.device.type == "meta":
+            raise ValueError(f"{name} has no values (it is on the meta device): load them first")
+        if isinstance(tensor, Parked):
+            with torch.no_grad():
+                plain = torch.empty_like(host_values(tensor), device=self.torch_device)
+                plain.copy_(host_values(tensor))
+            if tensor._is_param:
+                plain = nn.Parameter(plain, tensor.requires_grad)
+            torch.utils.swap_tensors(tensor, plain)
+            return
+        if tensor.device == self.torch_device:
+            return
+        if units.is_plain(tensor) or tensor.numel() == 0:
+            tensor.data = tensor.data.to(self.torch_device)
+            return
+        if not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"{name} is a {type(tensor).__name__}, which Ebbtide cannot page: such weights stay "
+                "on the GPU",
+                stacklevel=4,
+            )
+        moved = tensor.to(self.torch_device)
+        if isinstance(tensor, nn.Parameter) and not isinstance(moved, nn.Parameter):
+            moved = nn.Parameter(moved, tensor.requires_grad)
+        place[key] = moved
+
+    def adopt(self, choices: list[units.Choice]) -> dict[nn.Module, list[Binding]]:
+        """Park every weight. By module, its bindings."""
+        extents = self._extents()
+        done: dict[int, tuple[Piece, int]] = {}  # by storage: its piece, and where that begins
+        found: dict[nn.Module, list[Binding]] = {}
+        parked_by: dict[int, Parked] = {}
+        for choice in choices:
+            self.arena.reserve(self._sizes(choice, extents, done))
+            for module in choice.owners:
+                name = self.names[module]
+                bindings = found[module] = []
+                for place, key, tensor, buffer in list(self._places(module)):
+                    full = f"{name}.{key}" if name else key
+                    if not self._pageable(tensor, buffer):
+                        continue
+                    parked = parked_by.get(id(tensor))
+                    if parked is None:
+                        parked = self._park(tensor, extents, done, full)
+                        parked_by[id(parked)] = parked
+                    if place[key] is not parked:
+                        place[key] = parked
+                    parked._piece.model = weakref.ref(self)
+                    bindings.append(Binding(module, place, key, full, parked))
+                bindings += self._in_lists(module, bindings)
+        return found
+
+    def _in_lists(self, module: nn.Module, bindings: list[Binding]) -> list[Binding]:
+        """Lists of a module that hold its weights too (nn.LSTM's flat weights)."""
+        more = []
+        by_id = {id(b.parked): b for b in bindings}
+        for name, value in module.__dict__.items():
+            if isinstance(value, list):
+                for i, item in enumerate(value):
+                    if isinstance(item, Parked) and id(item) in by_id:
+                        more.append(Binding(module, value, i, f"{name}[{i}]", item))
+        return more
+
+    def _extents(self) -> dict[int, tuple[int, int]]:
+        """By storage, the bytes of it that weights use."""
+        extents: dict[int, tuple[int, int]] = {}
+        for module in self.names:
+            for _, _, tensor, buffer in self._places(module):
+                if isinstance(tensor, Parked) or not self._pageable(tensor, buffer):
+                    continue
+                key = tensor.untyped_storage().data_ptr()
+                size = tensor.dtype.itemsize
+                first = tensor.storage_offset()
+                reach = sum(
+                    (n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True)
+                )
+                low, high = first * size // 64 * 64, (first + reach + 1) * size
+                old = extents.get(key, (low, high))
+                extents[key] = (min(old[0], low), max(old[1], high))
+        return extents
+
+    def _sizes(
+        self,
+        choice: units.Choice,
+        extents: dict[int, tuple[int, int]],
+        done: dict[int, tuple[Piece, int]],
+    ) -> list[int]:
+        keys: dict[int, int] = {}
+        for module in choice.owners:
+            for _, _, tensor, buffer in self._places(module):
+                if isinstance(tensor, Parked) or not self._pageable(tensor, buffer):
+                    continue
+                key = tensor.untyped_storage().data_ptr()
+                if key not in done:
+                    keys[key] = extents[key][1] - extents[key][0]
+        return list(keys.values())
+
+    def _park(
+        self,
+        tensor: torch.Tensor,
+        extents: dict[int, tuple[int, int]],
+        done: dict[int, tuple[Piece, int]],
+        name: str,
+    ) -> Parked:
+        if isinstance(tensor, Parked):
+            return tensor
+        key = tensor.untyped_storage().data_ptr()
+        if key not in done:
+            done[key] = self._piece(tensor, *extents[key])
+        piece, start = done[key]
+        offset = tensor.storage_offset() - start // tensor.dtype.itemsize
+        parameter = isinstance(tensor, nn.Parameter)
+        parked = park(
+            piece,
+            tensor.dtype,
+            tensor.size(),
+            tensor.stride(),
+            offset,
+            parameter=parameter,
+            requires_grad=tensor.requires_grad,
+        )
+        parked.__dict__.update(tensor.__dict__)
+        try:
+            # Whoever holds the parameter holds the parked one from now on.
+            torch.utils.swap_tensors(tensor, parked)
+        except RuntimeError:
+            return parked
+        return tensor
+
+    def _piece(self, tensor: torch.Tensor, low: int, high: int) -> tuple[Piece, int]:
+        kept = host.borrowed(tensor, self.mover, self.index)
+        if kept is not None:
+            piece = Piece(kept[0], self.torch_device)
+            if kept[1] is not None:
+                weakref.finalize(piece, kept[1]).atexit = False
+            return piece, 0
+        flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        flat.set_(tensor.untyped_storage(), low, (high - low,), (1,))
+        place = self.arena.take(high - low)
+        with torch.no_grad():
+            place.copy_(flat)
+        return Piece(place, self.torch_device), low
+
+    # ---- planning: every unit its place in the VBAR -----------------------------------------------
+
+    def plan(self) -> None:
+        """Adopt what there is now, and lay it out anew."""
+        root = self.root
+        self.drop_loads()
+        self.names = {module: name for name, module in root.named_modules()}
+        if self.learning or not self.calls:
+            calls = None
+        else:
+            calls = self.calls
+        choices = units.choose(root, self._own_bytes, self.atomic, calls)
+        bindings = self.adopt(choices)
+        self._keep_the_rest()
+        self.bindings = [b for found in bindings.values() for b in found]
+        for gate in self.gates.values():
+            gate.unit = None
+        self.units = []
+        self._lay_out(choices, bindings)
+        for module, gate in list(self.gates.items()):
+            if gate.unit is None and module is not root:
+                gate.remove()
+                del self.gates[module]
+        self._hook_state()
+        self.unclean = False
+        self.tracking = True
+        self.sequence = Sequence_()
+        self.largest = max((u.bytes for u in self.units if not u.choice.span), default=0)
+
+    def _keep_the_rest(self) -> None:
+        for module, name in self.names.items():
+            for place, key, tensor, buffer in list(self._places(module)):
+                if not self._pageable(tensor, buffer) or self._excluded(name):
+                    self._keep(place, key, tensor, f"{name}.{key}" if name else key)
+
+    def _lay_out(
+        self, choices: list[units.Choice], bindings: dict[nn.Module, list[Binding]]
+    ) -> None:
+        # What is to stay, then what is needed all the time, then the rest, spread.
+        firm = [c for c in choices if self._is_pinned(c)]
+        spans = [c for c in choices if c.span and c not in firm]
+        rest = [c for c in choices if not c.span and c not in firm]
+        ordered = firm + spans + [rest[i] for i in spread([c.bytes for c in rest])]
+        offsets: dict[int, int] = {}
+        at = 0
+        for choice in ordered:
+            for module in choice.owners:
+                for b in bindings[module]:
+                    if id(b.piece) not in offsets:
+                        offsets[id(b.piece)] = at
+                        at += host._up(b.piece.nbytes)
+        if not at:
+            self.vbar = None
+            return
+        self.vbar = VBAR(self.station.device, at, rise=True)
+        self.keep = Keep([(self.vbar.address, self.vbar.address + at)])
+        by_choice = {}
+        for choice in choices:
+            held = [b for module in choice.owners for b in bindings[module]]
+            unit = by_choice[id(choice)] = Unit(choice, self.vbar, held, offsets)
+            self.units.append(unit)
+        for choice in choices:
+            self._put_gates(choice, by_choice[id(choice)])
+
+    def _is_pinned(self, choice: units.Choice) -> bool:
+        return any(
+            name == p or name.startswith(f"{p}.") for name in choice.names for p in self.pinned
+        )
+
+    def _put_gates(self, choice: units.Choice, unit: Unit) -> None:
+        last = len(choice.members) - 1
+        for i, module in enumerate(choice.members):
+            if not self.learning and 0 < i < last:
+                continue
+            gate = self.gates.get(module)
+            if gate is None:
+                gate = self.gates[module] = Gate(module, self, choice.names[i])
+            gate.unit = unit
+            gate.run = last > 0
+            gate.enters = self.learning or i == 0
+            gate.leaves = i == last
+
+    def _hook_state(self) -> None:
+        for module in self.names:
+            if not any(getattr(h, "ebbtide", False) for h in module._state_dict_hooks.values()):
+                module._register_state_dict_hook(_real_values)
+
+    # ---- running --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The root is called."""
+        with self.lock:
+            self.depth += 1
+            if self.depth == 1:
+                self._leave_run()
+                self._begin()
+
+    def end(self) -> None:
+        """The root is left."""
+        self._leave_run()
+        with self.lock:
+            self.depth -= 1
+            if not self.depth:
+                self._end()
+
+    def _begin(self) -> None:
+        if self.unclean and not self._busy():
+            self.plan()
+        self.called = []
+        self.touched.clear()
+        self.sequence.begin()
+        self.slow = 0
+        for unit in self.units:
+            for piece in unit.watched:
+                piece.look()
+
+    def _end(self) -> None:
+        """What the pass has shown."""
+        if self._busy():
+            return
+        changed = self.tracking and self.sequence.end()
+        self.strange = self.strange + 1 if changed else 0
+        if self.touched:
+            self._see_touched()
+        if self.learning and self.called:
+            self.calls = self.called
+            self.learning = False
+            self.plan()
+        elif self.unclean or self.strange >= STRANGE:
+            self.strange = 0
+            self.learning = True
+            self.unclean = True
+        elif not self.slow:
+            self.tracking = False
+        if self.slow:
+            self.prefetch()
+
+    def _busy(self) -> bool:
+        return any(u.depth or u.bare for u in self.units)
+
+    def _see_touched(self) -> None:
+        """Weights that were read while their units were not entered: whoever reads them is above them."""
+        found = set()
+        for b in self.bindings:
+            module = b.module()
+            if id(b.piece) in self.touched and module is not None:
+                found.add(self.names.get(module, "").rpartition(".")[0])
+        new = frozenset(name for name in found if name and name not in self.atomic)
+        if new:
+            self.atomic |= new
+            self.learning = self.unclean = True
+
+    def touch(self, piece: Piece) -> None:
+        """An operator has read a weight that is parked."""
+        if self.depth and not any(u.bare for u in self.units if id(piece) in u.numbers):
+            self.touched.add(id(piece))
+
+    def enter(self, gate: Gate) -> Unit | None:
+        """Into a unit, the slow way: its weights have to come, or to be waited for."""
+        with self.lock:
+            unit = gate.unit
+            assert unit is not None
+            if gate.run and getattr(self.local, "run", None) is unit:
+                self.called.append(gate.name)
+                return unit
+            if not unit.choice.span:
+                self._leave_run()
+            # Without a call of the root, a pass is over when it begins again.
+            if not self.depth and self.sequence.now and unit is self.sequence.now[0]:
+                self._end()
+                self._begin()
+            if (unit.stale or self.unclean) and not self._busy():
+                self.plan()
+            unit = gate.unit
+            if unit is None:
+                return None  # this one is no unit any more: its weights come one by one, this time
+            if gate.run:
+                self.local.run = unit
+            self.called.append(gate.name)
+            if not unit.choice.span:
+                self.sequence.enter(unit)
+            if unit.enter():
+                return unit
+            self.tracking = True
+            self.slow += 1
+            self.slow_entries += 1
+            self._enter(unit)
+            self.prefetch()
+            return unit
+
+    def _enter(self, unit: Unit) -> None:
+        if unit.depth:
+            if unit.load is not None and unit.load.cargo:
+                self.mover.use(unit.load.cargo)
+            unit.enter_again()
+            return
+        for _ in range(3):
+            if unit.load is None and not self._fetch(unit, demand=True):
+                break
+            load = unit.load
+            assert load is not None
+            if load.cargo:
+                self.mover.use(load.cargo)
+                load.users += 1
+            if unit.enter_with(load.staged, self._reals(unit, load.staged)):
+                return
+            self._discard(unit)
+            if unit.stale:
+                break
+        # No room for it all: its weights come one by one, as they are used.
+        unit.bare += 1
+        self.bare_entries += 1
+
+    def _fetch(self, unit: Unit, demand: bool = False) -> bool:
+        if unit.choice.span and not demand:
+            return False
+        found = self.mover.fetch(unit)
+        if found is None and self.station.want_ring():
+            found = self.mover.fetch(unit)
+        if found is None and demand:
+            for model in list(self.station.models):
+                model.drop_loads()
+            found = self.mover.fetch(unit)
+        if found is None:
+            return False
+        unit.load = Load(*found)
+        return True
+
+    def _reals(self, unit: Unit, staged: list[int]) -> list[Any]:
+        """For each swap the tensor over its place in the ring; None: the VBAR's own."""
+        reals: list[Any] = []
+        for b in unit.bindings:
+            number = unit.numbers[id(b.piece)]
+            address = staged[number]
+            if not address:
+                reals.append(None)
+                continue
+            key = (id(b), address)
+            made = unit.views.get(key)
+            if made is None:
+                if len(unit.views) >= VIEWS * len(unit.bindings):
+                    unit.views.clear()
+                flat = over(self.mover, address, b.piece.nbytes)
+                made = unit.views[key] = real(b.parked, flat)
+            reals.append(made)
+        return reals
+
+    def leave(self, unit: Unit) -> None:
+        """Out of a unit. A run is left by its last member, or by whoever comes next."""
+        if len(unit.choice.members) == 1:
+            self._leave(unit)
+        elif getattr(self.local, "run", None) is unit:
+            self._leave_run()
+
+    def _leave_run(self) -> None:
+        run = getattr(self.local, "run", None)
+        if run is not None:
+            self.local.run = None
+            self._leave(run)
+
+    def _leave(self, unit: Unit) -> None:
+        if unit.bare:
+            unit.bare -= 1
+            return
+        unit.leave()
+        load = unit.load
+        if load is None:
+            return
+        with self.lock:
+            if load.cargo:
+                self.mover.done(load.cargo)
+                load.users -= 1
+            if not unit.depth:
+                unit.load = None
+                self.prefetch()
+
+    def _discard(self, unit: Unit) -> None:
+        load, unit.load = unit.load, None
+        if load is not None and load.cargo:
+            if load.users:
+                self.mover.done(load.cargo)
+            else:
+                self.mover.drop(load.cargo)
+
+    def drop_loads(self) -> None:
+        """Give the ring back what is not in use."""
+        for unit in self.units:
+            if unit.load is not None and not unit.depth:
+                self._discard(unit)
+
+    def prefetch(self) -> None:
+        """Bring what comes next, as far as the ring goes."""
+        for unit in self.sequence.ahead(len(self.sequence.known)):
+            if unit.depth or unit.load is not None or unit.resident == unit.bytes:
+                continue
+            if not self._fetch(unit):
+                return
+
+    # ---- what the handle asks for ------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int]:
+        seen: dict[int, int] = {id(b.piece): b.piece.nbytes for b in self.bindings}
+        stats = self.mover.stats()
+        return {
+            "bytes": sum(seen.values()),
+            "resident": self.vbar.loaded_size if self.vbar is not None else 0,
+            "units": len(self.units),
+            "largest_unit": self.largest,
+            "ring": self.station.ring,
+            "streamed": stats["staged"],
+            "filled": stats["filled"],
+            "slow_entries": self.slow_entries,
+            "one_by_one": self.bare_entries,
+        }
+
+    def _name_of(self, module: nn.Module) -> str:
+        if module not in self.names:
+            raise ValueError(f"this {type(module).__name__} is no part of the model")
+        return self.names[module]
+
+    def pin(self, module: nn.Module) -> None:
+        with self.lock:
+            self.pinned.append(self._name_of(module))
+            self.dirty()
+
+    def exclude(self, module: nn.Module) -> None:
+        with self.lock:
+            self.excluded.add(self._name_of(module))
+            self.dirty()
+
+    def restore(self, device: torch.device) -> nn.Module:
+        """A plain model again."""
+        root = self.root
+        with self.lock:
+            if any(u.depth for u in self.units):
+                raise _core.Busy("the model is running")
+            self.drop_loads()
+            done: dict[int, torch.Tensor] = {}
+            for b in self.bindings:
+                parked = b.parked
+                if not isinstance(parked, Parked):
+                    continue
+                piece = parked._piece
+                if id(piece) not in done:
+                    done[id(piece)] = piece.host.to(device, copy=True)
+                plain = piece.view(
+                    parked.dtype,
+                    parked.size(),
+                    parked.stride(),
+                    parked.storage_offset(),
+                    of=done[id(piece)],
+                )
+                if parked._is_param:
+                    plain = nn.Parameter(plain, parked.requires_grad)
+                for name, value in parked.__dict__.items():
+                    if name not in ("_piece", "_is_param"):
+                        setattr(plain, name, value)
+                try:
+                    torch.utils.swap_tensors(parked, plain)
+                except RuntimeError:
+                    b.place[b.key] = plain
+            for module, _ in self.names.items():
+                for key, hook in list(module._state_dict_hooks.items()):
+                    if getattr(hook, "ebbtide", False):
+                        del module._state_dict_hooks[key]
+            for gate in list(self.gates.values()):
+                gate.remove()
+            self.gates.clear()
+            self.units, self.bindings = [], []
+            self.vbar = None
+        return root
+
+    # ---- changes ----------------------------------------------------------------------------------
+
+    def forget(self, piece: Piece) -> None:
+        """A weight has other values now."""
+        with self.lock:
+            for unit in self.units:
+                number = unit.numbers.get(id(piece))
+                if number is not None:
+                    unit.forget(number)
+                    if not unit.depth:
+                        self._discard(unit)
+
+    def dirty(self) -> None:
+        """A weight has become another one."""
+        self.unclean = True
+        for unit in self.units:
+            unit.stale = 1
+
+
+def host_values(parked: Parked) -> torch.Tensor:
+    from ebbtide._offload.parked import host_of
+
+    return host_of(parked)
+
+
+def _real_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """state_dict() gives the values: where they are, on the host."""
+    for name, value in state.items():
+        if name.startswith(prefix) and isinstance(value, Parked):
+            piece = value._piece
+            piece.handed = True
+            model = piece.model and piece.model()
+            if model is not None:
+                for unit in model.units:
+                    if id(piece) in unit.numbers and piece not in unit.watched:
+                        unit.watched.append(piece)
+            state[name] = host_values(value)
+
+
+_real_values.ebbtide = True  # type: ignore[attr-defined]

@@ -1,0 +1,341 @@
+"""Weights at rest: tensors that report the GPU and have no memory there.
+
+Between uses, a module of an offloaded model holds a Parked tensor in the place of each weight. Whatever
+is done with it is right: an operator that reads it gets its values on the GPU, in a temporary; one that
+writes it writes the weight; a view of it is parked too, and writing that writes the weight. It is slow,
+because every operator brings the values anew: the way it is meant to be used is through the module it
+belongs to, which has real tensors in their places while it runs (model.py).
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+if TYPE_CHECKING:
+    from ebbtide._offload.model import Model
+
+aten = torch.ops.aten
+
+
+class Piece:
+    """The bytes of one storage, on the host: what one or more parked tensors look at."""
+
+    __slots__ = ("__weakref__", "device", "handed", "host", "model", "nbytes", "version")
+
+    def __init__(self, host: torch.Tensor, device: torch.device) -> None:
+        self.host = host  # bytes, one dimension
+        self.nbytes = host.numel()
+        self.device = device
+        self.model: weakref.ref[Model] | None = None
+        self.handed = False  # views of it have been given out
+        self.version = host._version
+
+    def view(
+        self,
+        dtype: torch.dtype,
+        size: Any,
+        stride: Any,
+        offset: int,
+        of: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """A tensor over its bytes on the host, or over those of `of`."""
+        flat = self.host if of is None else of
+        made = torch.empty(0, dtype=dtype, device=flat.device)
+        start = flat.storage_offset()
+        if start % dtype.itemsize:
+            raise RuntimeError(f"bytes at {start} cannot be read as {dtype}")
+        return made.set_(flat.untyped_storage(), start // dtype.itemsize + offset, size, stride)
+
+    def before_write(self) -> None:
+        """Nothing may be reading it any more when it changes."""
+        torch.cuda.synchronize(self.device)
+
+    def changed(self) -> None:
+        """Its bytes are others: no copy of them counts."""
+        self.version = self.host._version
+        model = self.model and self.model()
+        if model is not None:
+            model.forget(self)
+
+    def look(self) -> None:
+        """Has somebody written to it through a view that was given out?"""
+        if self.handed and self.host._version != self.version:
+            self.changed()
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where, in elements of its storage, a tensor begins and ends."""
+    first = tensor.storage_offset()
+    if tensor.numel() == 0:
+        return first, first
+    reach = sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
+    return first, first + reach + 1
+
+
+class Parked(torch.Tensor):
+    """A weight at rest. Made by park()."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    _piece: Piece
+
+    # ---- what it looks like from outside ----
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Itself without its gradient's history; writing it writes the weight."""
+        return self.detach()
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        if not isinstance(new, torch.Tensor):
+            raise TypeError(f"data is a tensor, not {new!r}")
+        if (new.shape, new.dtype) == (self.shape, self.dtype) and not isinstance(new, Parked):
+            with torch.no_grad():
+                self.copy_(new)
+            return
+        old = self._piece
+        piece, geometry = _bytes_of(new, self.device)
+        torch.Tensor.data.__set__(self, park(piece, *geometry))
+        self._piece = piece
+        model = old.model and old.model()
+        if model is not None:
+            model.dirty()
+
+    def data_ptr(self) -> int:
+        raise RuntimeError(
+            "this weight is offloaded and has no address of its own between uses: use it through its "
+            "module, or take a copy (.clone())"
+        )
+
+    def untyped_storage(self) -> Any:
+        raise RuntimeError(
+            "this weight is offloaded and has no storage on the GPU: take a .clone()"
+        )
+
+    def storage(self) -> Any:
+        return self.untyped_storage()
+
+    def tolist(self) -> Any:
+        return host_of(self).tolist()
+
+    def pin_memory(self, *_: Any) -> torch.Tensor:
+        raise RuntimeError("only CPU tensors can be pinned, and this one reports the GPU")
+
+    def share_memory_(self) -> Any:
+        raise RuntimeError("an offloaded weight cannot be shared between processes")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parked:
+        if id(self) in memo:
+            return memo[id(self)]
+        piece = memo.get(id(self._piece))
+        if piece is None:
+            piece = Piece(self._piece.host.clone(), self._piece.device)
+            memo[id(self._piece)] = piece
+        copied = park(
+            piece,
+            self.dtype,
+            self.size(),
+            self.stride(),
+            self.storage_offset(),
+            parameter=self._is_param,
+            requires_grad=self.requires_grad,
+        )
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled by its values, as a tensor of the CPU: the process that reads it may have no GPU."""
+        values = host_of(self).clone()
+        if self._is_param:
+            return torch.nn.Parameter(values, self.requires_grad).__reduce_ex__(protocol)
+        return values.__reduce_ex__(protocol)
+
+    # ---- operators ----
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is aten.copy_.default and isinstance(args[0], Parked):
+            return _copy(*args)
+        if func is aten._to_copy.default:
+            made = _to_copy(args[0], **kwargs)
+            if made is not None:
+                return made
+        if func is aten.set_.source_Tensor or func._schema.name == "aten::set_":
+            raise RuntimeError("an offloaded weight's memory is not replaced: assign to .data")
+        if func._schema.name in ("aten::resize_", "aten::resize_as_"):
+            raise RuntimeError("an offloaded weight keeps its size: assign a new parameter")
+        if _is_view(func) and isinstance(args[0], Parked):
+            return _views(func, args, kwargs)
+        return _run(func, args, kwargs)
+
+
+Parked._is_param = False
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )
+
+
+def _views(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where in the weight the result is: asked of a tensor without memory, of the same shape."""
+    base = args[0]
+    storage = torch.UntypedStorage(base._piece.nbytes, device="meta")
+    meta = torch.empty(0, dtype=base.dtype, device="meta")
+    meta.set_(storage, base.storage_offset(), base.size(), base.stride())
+
+    def parked(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor):
+            return t
+        return park(base._piece, t.dtype, t.size(), t.stride(), t.storage_offset())
+
+    return tree_map(parked, func(meta, *args[1:], **kwargs))
+
+
+class _Loaded:
+    """The values of parked tensors on the GPU, for one operator."""
+
+    def __init__(self) -> None:
+        self.regions: dict[tuple[int, int, int], tuple[Parked, int, torch.Tensor]] = {}
+
+    def value(self, t: Any) -> Any:
+        if not isinstance(t, Parked):
+            return t
+        piece, item = t._piece, t.dtype.itemsize
+        piece.look()
+        model = piece.model and piece.model()
+        if model is not None:
+            model.touch(piece)
+        first, end = _extent(t)
+        key = (id(piece), first * item, end * item)
+        found = self.regions.get(key)
+        if found is None:
+            part = piece.host[first * item : end * item]
+            flat = torch.empty(part.numel(), dtype=torch.uint8, device=piece.device)
+            flat.copy_(part, non_blocking=True)
+            found = self.regions[key] = (t, first * item, flat)
+        return piece.view(t.dtype, t.size(), t.stride(), 0, of=found[2])
+
+    def write_back(self, t: Parked) -> None:
+        item = t.dtype.itemsize
+        first, end = _extent(t)
+        _, _, flat = self.regions[id(t._piece), first * item, end * item]
+        t._piece.before_write()
+        t._piece.host[first * item : end * item].copy_(flat)
+        t._piece.changed()
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Any operator: on the values; what it writes is written back."""
+    loaded = _Loaded()
+    written: list[Parked] = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        for t in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(t, Parked):
+                written.append(t)
+    mapped = [tree_map(loaded.value, a) for a in args]
+    result = func(*mapped, **{k: tree_map(loaded.value, v) for k, v in kwargs.items()})
+    for t in written:
+        loaded.write_back(t)
+    if not written:
+        return result
+    # An operator that writes gives back what it wrote: the weight, not the temporary.
+    by_pointer = {loaded.value(t).data_ptr(): t for t in written}
+    return tree_map(
+        lambda r: by_pointer.get(r.data_ptr(), r) if isinstance(r, torch.Tensor) else r, result
+    )
+
+
+def _copy(to: Parked, source: torch.Tensor, non_blocking: bool = False) -> Parked:
+    """Into the weight, on the host: nothing goes to the GPU before it is used."""
+    values = host_of(source) if isinstance(source, Parked) else source
+    to._piece.before_write()
+    host_of(to, look=False).copy_(values)
+    to._piece.changed()
+    return to
+
+
+def _to_copy(
+    tensor: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    layout: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> torch.Tensor | None:
+    """To the CPU: a copy of the host's values. On the GPU: parked as well. None: something else."""
+    if not isinstance(tensor, Parked) or layout not in (None, torch.strided):
+        return None
+    target = tensor.device if device is None else torch.device(device)
+    options = {} if memory_format is None else {"memory_format": memory_format}
+    if target.type == "cpu":
+        return host_of(tensor).to(dtype=dtype or tensor.dtype, copy=True, **options)
+    if target.type != "cuda" or target.index not in (None, tensor.device.index):
+        return None
+    converted = host_of(tensor).to(dtype=dtype or tensor.dtype, copy=True, **options)
+    piece, geometry = _bytes_of(converted, tensor.device, fresh=True)
+    return park(piece, *geometry)
+
+
+def _bytes_of(
+    tensor: torch.Tensor, device: torch.device, fresh: bool = False
+) -> tuple[Piece, tuple[Any, ...]]:
+    """The piece of a tensor's values, a copy unless it is fresh, and where in it they are."""
+    if isinstance(tensor, Parked):
+        geometry = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+        return tensor._piece, geometry
+    values = tensor.detach() if fresh else tensor.detach().to("cpu", copy=True)
+    first, end = _extent(values)
+    size = values.dtype.itemsize
+    flat = torch.empty(0, dtype=torch.uint8)
+    flat.set_(values.untyped_storage(), first * size, ((end - first) * size,), (1,))
+    return Piece(flat, device), (values.dtype, values.size(), values.stride(), 0)
+
+
+def park(
+    piece: Piece,
+    dtype: torch.dtype,
+    size: Any,
+    stride: Any,
+    offset: int,
+    *,
+    parameter: bool = False,
+    requires_grad: bool = False,
+) -> Parked:
+    """A tensor of this shape in a piece, counted in elements from its start."""
+    with torch.inference_mode(False):
+        made = torch.Tensor._make_wrapper_subclass(
+            Parked,
+            size,
+            strides=stride,
+            storage_offset=offset,
+            dtype=dtype,
+            device=piece.device,
+            requires_grad=requires_grad,
+        )
+    made._piece = piece
+    if parameter:
+        made._is_param = True
+    return made
+
+
+def host_of(tensor: Parked, look: bool = True) -> torch.Tensor:
+    """The values of a parked tensor where they are, on the host."""
+    if look:
+        tensor._piece.look()
+    return tensor._piece.view(tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())

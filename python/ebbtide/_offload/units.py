@@ -1,0 +1,156 @@
+"""Which modules' weights come and go together.
+
+A unit is what is waited for, and what a copy brings: large enough that the cost of going in and out of it
+does not show, small enough that two of them are little memory. A transformer's block is one; so is a run
+of small layers. They are chosen from the module tree alone; what a pass then shows (that a child is never
+called, because its parent reads its weights) comes back here as `atomic`: modules that are not looked into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+MIB = 1 << 20
+
+# PyTorch's own modules read their children's weights as they like, but for these.
+TRANSPARENT = (
+    nn.Sequential,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+)
+NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
+
+PARTS = 24  # a unit is no larger than this part of the model, if that can be
+RUN_PARTS = 64  # small layers are gathered to a run until it is this part of the model
+
+
+@dataclass(eq=False)
+class Choice:
+    """A unit to be: the modules at whose calls it is entered, in order, and whose weights it has."""
+
+    members: list[nn.Module]
+    names: list[str]
+    bytes: int
+    # Weights of the member itself, without its children's, for as long as it runs.
+    span: bool = False
+    owners: list[nn.Module] = field(default_factory=list)  # modules that hold its weights
+
+    @property
+    def name(self) -> str:
+        if len(self.names) == 1:
+            return self.names[0] or "(model)"
+        return f"{self.names[0]} .. {self.names[-1]}"
+
+
+def choose(
+    model: nn.Module,
+    size_of: Callable[[nn.Module], int],
+    atomic: frozenset[str] = frozenset(),
+    calls: list[str] | None = None,
+) -> list[Choice]:
+    """The units of a model, in the order in which they run. `size_of` says how many bytes of weights a
+    module has by itself; `calls`, once that is known, in which order modules were called."""
+    sizes: dict[nn.Module, int] = {}
+    total = _measure(model, size_of, sizes, set())
+    cap = max(total // PARTS, MIB)
+    target = max(total // RUN_PARTS, MIB)
+    choices = list(_walk(model, "", cap, sizes, size_of, atomic, set()))
+    if calls is None:
+        return _gather(choices, target)
+    first = {name: at for at, name in reversed(list(enumerate(calls)))}
+    called = [c for c in choices if c.span or c.names[0] in first]
+    called.sort(key=lambda c: first.get(c.names[0], -1))
+    # What was called again in between is no part of a run.
+    again = {name for name in first if calls.count(name) > 1}
+    never = [c for c in choices if not c.span and c.names[0] not in first]
+    return _gather(called, target, again) + never
+
+
+def _measure(
+    module: nn.Module,
+    size_of: Callable[[nn.Module], int],
+    sizes: dict[nn.Module, int],
+    seen: set[nn.Module],
+) -> int:
+    """Bytes of a module and everything in it, each module counted where it is met first."""
+    if module in seen:
+        return 0
+    seen.add(module)
+    total = size_of(module)
+    for child in module.children():
+        total += _measure(child, size_of, sizes, seen)
+    sizes[module] = total
+    return total
+
+
+def _opaque(module: nn.Module) -> bool:
+    """Whether it may read its children's weights without calling them."""
+    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, TRANSPARENT)
+
+
+def _walk(
+    module: nn.Module,
+    name: str,
+    cap: int,
+    sizes: dict[nn.Module, int],
+    size_of: Callable[[nn.Module], int],
+    atomic: frozenset[str],
+    seen: set[nn.Module],
+) -> Iterator[Choice]:
+    if module in seen or not sizes[module]:
+        return
+    seen.add(module)
+    heavy = [(n, c) for n, c in module.named_children() if sizes.get(c) and c not in seen]
+    own = size_of(module)
+    called = not isinstance(module, NEVER_CALLED)
+    whole = not heavy or sizes[module] <= cap or _opaque(module) or name in atomic
+    if called and whole:
+        owners = [m for m in module.modules() if size_of(m)]
+        seen.update(module.modules())
+        yield Choice([module], [name], sizes[module], owners=owners)
+        return
+    if own:
+        yield Choice([module], [name], own, span=True, owners=[module])
+    for child_name, child in heavy:
+        full = f"{name}.{child_name}" if name else child_name
+        yield from _walk(child, full, cap, sizes, size_of, atomic, seen)
+
+
+def _gather(
+    choices: list[Choice], target: int, alone: frozenset[str] | set[str] = frozenset()
+) -> list[Choice]:
+    """Those that follow one another become one, until it is of a good size."""
+    done: list[Choice] = []
+    run: Choice | None = None
+    for choice in choices:
+        if choice.span or choice.names[0] in alone:
+            run = None
+            done.append(choice)
+            continue
+        if run is None:
+            run = Choice([], [], 0)
+            done.append(run)
+        run.members += choice.members
+        run.names += choice.names
+        run.owners += choice.owners
+        run.bytes += choice.bytes
+        if run.bytes >= target:
+            run = None
+    return done
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """A tensor that is its memory and nothing else: what can be paged."""
+    kinds = (torch.Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
+    return (
+        type(tensor) in kinds
+        and tensor.layout == torch.strided
+        and tensor.numel() > 0
+        and not tensor.is_quantized
+        and tensor.device.type in ("cpu", "cuda")
+    )
