@@ -177,7 +177,8 @@ static int add_types(PyObject *module, state *s)
                       [VBAR] = {"VBAR", &vbar_spec},
                       [WEIGHT] = {"Weight", &weight_spec},
                       [UNIT] = {"Unit", &unit_spec},
-                      [MOVER] = {"Mover", &mover_spec}};
+                      [MOVER] = {"Mover", &mover_spec},
+                      [GATE] = {"Gate", &gate_spec}};
     for (size_t i = 0; i < TYPES; i++) {
         PyObject *type = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
         s->types[i] = (PyTypeObject *)type;

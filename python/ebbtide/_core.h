@@ -13,7 +13,7 @@
 /* ---- _core.c: the module and its errors --------------------------------------------------------- */
 
 enum { KINDS = 14 }; /* of errors that have a type of their own */
-enum { DEVICE, VBAR, WEIGHT, UNIT, MOVER, TYPES };
+enum { DEVICE, VBAR, WEIGHT, UNIT, MOVER, GATE, TYPES };
 
 typedef struct state {
     PyObject *error;
@@ -105,7 +105,7 @@ void weight_exit(weight *w, ebb_stream stream);
 /* Bytes at an address of a device, as a DLPack capsule that keeps `owner`. */
 PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64_t bytes);
 
-/* ---- _core_unit.c, _core_mover.c -------------------------------------------------------------------- */
+/* ---- _core_unit.c, _core_mover.c, _core_gate.c -------------------------------------------------------------------- */
 
 typedef struct piece {
     uint64_t offset, bytes, signature;
@@ -116,8 +116,13 @@ typedef struct piece {
 typedef struct unit unit;
 
 /* The weights of a unit, and how many: NULL, if it was never made. */
-piece *unit_pieces(unit *u, size_t *count, ebb_vbar *vbar);
+piece *unit_pieces(unit *u, size_t *count, ebb_vbar *handle);
 
-extern PyType_Spec unit_spec, mover_spec;
+/* Enter a unit whose weights are all resident, on the current stream: 1. 0: it is not so, or somebody
+   is in. -1: an exception. And leave one. */
+int unit_go_in(unit *u);
+int unit_go_out(unit *u);
+
+extern PyType_Spec unit_spec, mover_spec, gate_spec;
 
 #endif

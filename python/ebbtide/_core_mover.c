@@ -101,8 +101,8 @@ static PyObject *mover_fetch(PyObject *self, PyObject *of)
         return NULL;
     }
     size_t count = 0;
-    ebb_vbar vbar;
-    piece *pieces = unit_pieces((unit *)of, &count, &vbar);
+    ebb_vbar handle;
+    piece *pieces = unit_pieces((unit *)of, &count, &handle);
     if (!m->handle || !pieces)
         return fail(m->device, EBB_GONE, "the mover was closed");
     ebb_load *loads = calloc(count + 1, sizeof *loads);
@@ -116,7 +116,7 @@ static PyObject *mover_fetch(PyObject *self, PyObject *of)
     uint64_t cargo = 0;
     ebb_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ebb_mover_fetch(m->handle, vbar, loads, count, &cargo);
+    status = ebb_mover_fetch(m->handle, handle, loads, count, &cargo);
     Py_END_ALLOW_THREADS
     PyObject *list = NULL, *result = NULL;
     if (status == EBB_OK || status == EBB_OFFLOADED)

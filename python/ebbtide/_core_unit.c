@@ -319,24 +319,29 @@ static int own_stream(unit *u, ebb_stream *stream)
     return stream_for(u->vbar->device, Py_None, stream);
 }
 
+int unit_go_in(unit *u)
+{
+    ebb_stream stream;
+    if (own_stream(u, &stream) < 0)
+        return -1;
+    if (u->depth || u->stale || !pin_runs(u, stream, false))
+        return 0;
+    if (!install(u, NULL)) {
+        for (size_t i = 0; i < u->run_count; i++)
+            unpin_range(u, u->runs[i].offset, u->runs[i].bytes, stream);
+        return 0;
+    }
+    u->depth = 1;
+    u->whole = true;
+    return 1;
+}
+
 /* enter(): True, or False: something is not resident, or somebody is in. */
 static PyObject *unit_enter(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    unit *u = (unit *)self;
-    ebb_stream stream;
-    if (own_stream(u, &stream) < 0)
-        return NULL;
-    if (u->depth || u->stale || !pin_runs(u, stream, false))
-        Py_RETURN_FALSE;
-    if (!install(u, NULL)) {
-        for (size_t i = 0; i < u->run_count; i++)
-            unpin_range(u, u->runs[i].offset, u->runs[i].bytes, stream);
-        Py_RETURN_FALSE;
-    }
-    u->depth = 1;
-    u->whole = true;
-    Py_RETURN_TRUE;
+    int in = unit_go_in((unit *)self);
+    return in < 0 ? NULL : PyBool_FromLong(in);
 }
 
 /* enter_with(staged, reals): the same, whatever it takes: of pieces with a true value in `staged` the
@@ -409,21 +414,29 @@ static PyObject *unit_enter_again(PyObject *self, PyObject *unused)
     return fail(u->vbar->device, EBB_DRIVER_FAILED, "one stream could not be put after another");
 }
 
-static PyObject *unit_leave(PyObject *self, PyObject *unused)
+int unit_go_out(unit *u)
 {
-    (void)unused;
-    unit *u = (unit *)self;
     ebb_stream stream;
     if (own_stream(u, &stream) < 0)
-        return NULL;
-    if (!u->depth)
-        return fail(u->vbar->device, EBB_NOT_PINNED, "leave() goes with an enter()");
+        return -1;
+    if (!u->depth) {
+        fail(u->vbar->device, EBB_NOT_PINNED, "leave() goes with an enter()");
+        return -1;
+    }
     if (u->depth == 1)
         park(u);
     unpin_all(u, stream);
     if (--u->depth == 0)
-        for (size_t i = 0; i < u->piece_count; i++)
+        for (size_t i = 0; !u->whole && i < u->piece_count; i++)
             u->pieces[i].pinned = false;
+    return 0;
+}
+
+static PyObject *unit_leave(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    if (unit_go_out((unit *)self) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -498,11 +511,11 @@ static PyType_Slot unit_slots[] = {
 PyType_Spec unit_spec = {"ebbtide._core.Unit", sizeof(unit), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, unit_slots};
 
-piece *unit_pieces(unit *u, size_t *count, ebb_vbar *vbar)
+piece *unit_pieces(unit *u, size_t *count, ebb_vbar *handle)
 {
     if (!u->vbar)
         return NULL;
     *count = u->piece_count;
-    *vbar = u->vbar->handle;
+    *handle = u->vbar->handle;
     return u->pieces;
 }

@@ -14,41 +14,26 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from ebbtide import _core
 from ebbtide._offload.parked import Parked
 
 if TYPE_CHECKING:
-    from ebbtide._offload.model import Model, Unit
+    from ebbtide._offload.model import Model
 
 
-class Gate:
+class Gate(_core.Gate):
     """Stands for a module's forward()."""
 
-    __slots__ = (
-        "__weakref__",
-        "_forward",
-        "_module",
-        "_own",
-        "enters",
-        "leaves",
-        "model",
-        "name",
-        "root",
-        "run",
-        "unit",
-    )
-
     def __init__(self, module: nn.Module, model: Model, name: str, root: bool = False) -> None:
-        self._module = weakref.ref(module)
         # An instance may have a forward() of its own already.
         self._own = module.__dict__.get("forward")
+        self._module = weakref.ref(module)
         self._forward = None if self._own is not None else type(module).forward
+        super().__init__(
+            self._module, self._forward, self._own, torch.is_grad_enabled, model.local, root
+        )
         self.model = model
         self.name = name
-        self.root = root
-        self.unit: Unit | None = None
-        self.run = False  # one of several members of its unit
-        self.enters = True
-        self.leaves = True
         module.__dict__["forward"] = self
 
     def remove(self) -> None:
@@ -93,22 +78,18 @@ class Gate:
             "an offloaded model cannot be pickled: save its state_dict(), or .restore() it first"
         )
 
-    # ---- the call ----
+    # ---- the call, where it is not the plain case ----
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        model, unit = self.model, self.unit
+    def _call(self, args: Any, kwargs: Any) -> Any:
         if self.root:
             return self._pass(args, kwargs)
-        if self.enters and (model.tracking or unit is None or not unit.enter()):
+        model, unit = self.model, self.unit
+        if self.enters:
             unit = model.enter(self)
-        elif self.run:
-            model.local.run = unit
         try:
             if torch.is_grad_enabled():
                 return self._with_grad(args, kwargs)
-            if self._own is None:
-                return self._forward(self._module(), *args, **kwargs)
-            return self._own(*args, **kwargs)
+            return self._plain()(*args, **kwargs)
         finally:
             if self.leaves and unit is not None:
                 model.leave(unit)

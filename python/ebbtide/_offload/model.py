@@ -77,7 +77,8 @@ class Unit(_core.Unit):
         places = [(offsets[id(p)], p.nbytes, p.host.data_ptr()) for p in ordered]
         super().__init__(vbar, places, swaps)
         self.name = choice.name
-        self.choice = choice
+        self.span = choice.span
+        self.run = len(choice.members) > 1
         self.bytes = sum(p.nbytes for p in ordered)
         self.pieces = ordered
         self.numbers = numbers
@@ -86,8 +87,6 @@ class Unit(_core.Unit):
         self.bare = 0  # entered without its weights: they come one by one
         self.views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self.wants_grad = any(b.parked.requires_grad for b in bindings)
-        self.watched = [p for p in ordered if p.handed]
-        self.passes = 0  # slow entries
 
 
 def over(owner: Any, address: int, size: int) -> torch.Tensor:
@@ -178,7 +177,7 @@ class Model:
         self.arena = host.Arena(self.mover, index, pinned)
         self.lock = threading.RLock()
         self.local = threading.local()
-        self.tracking = True
+        self._tracking = True
         self.learning = True
         self.unclean = False  # something has changed: plan again
         self.depth = 0  # root calls under way
@@ -189,21 +188,35 @@ class Model:
         self.called: list[str] = []  # in this pass
         self.strange = 0  # passes in a row that were not as the one before
         self.touched: set[int] = set()  # pieces that were read outside of their units
-        self.gates: weakref.WeakKeyDictionary[nn.Module, Gate] = weakref.WeakKeyDictionary()
+        # Modules own their gates, and these own this: so nothing here may keep a module.
+        self.gates: weakref.WeakSet[Gate] = weakref.WeakSet()
         self.units: list[Unit] = []
         self.bindings: list[Binding] = []
-        self.names: dict[nn.Module, str] = {}
+        self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.atomic: frozenset[str] = frozenset()
         self.excluded: set[str] = set()
         self.pinned: list[str] = []
         self.vbar: VBAR | None = None
         self.keep = Keep([])
         self.warned = False
-        self.state_hooks: list[Any] = []
+        self.handed: list[Piece] = []  # whose bytes have been given out by state_dict()
         self.largest = 0
         self.station.models.add(self)
-        self.gates[root] = Gate(root, self, "", root=True)
+        self.gates.add(Gate(root, self, "", root=True))
         self.plan()
+
+    @property
+    def tracking(self) -> bool:
+        """Whether every unit is entered the slow way: something has to come, or to be learned."""
+        return self._tracking
+
+    @tracking.setter
+    def tracking(self, on: bool) -> None:
+        if not on:
+            self.drop_loads()
+        self._tracking = on
+        for gate in list(self.gates):
+            gate.slow = on
 
     @property
     def root(self) -> nn.Module:
@@ -309,7 +322,7 @@ class Model:
     def _extents(self) -> dict[int, tuple[int, int]]:
         """By storage, the bytes of it that weights use."""
         extents: dict[int, tuple[int, int]] = {}
-        for module in self.names:
+        for module in list(self.names):
             for _, _, tensor, buffer in self._places(module):
                 if isinstance(tensor, Parked) or not self._pageable(tensor, buffer):
                     continue
@@ -392,7 +405,8 @@ class Model:
         """Adopt what there is now, and lay it out anew."""
         root = self.root
         self.drop_loads()
-        self.names = {module: name for name, module in root.named_modules()}
+        self.names.clear()
+        self.names.update({module: name for name, module in root.named_modules()})
         if self.learning or not self.calls:
             calls = None
         else:
@@ -401,22 +415,22 @@ class Model:
         bindings = self.adopt(choices)
         self._keep_the_rest()
         self.bindings = [b for found in bindings.values() for b in found]
-        for gate in self.gates.values():
+        for gate in self.gates:
             gate.unit = None
         self.units = []
         self._lay_out(choices, bindings)
-        for module, gate in list(self.gates.items()):
-            if gate.unit is None and module is not root:
+        for gate in list(self.gates):
+            if gate.unit is None and not gate.root:
                 gate.remove()
-                del self.gates[module]
+                self.gates.discard(gate)
         self._hook_state()
         self.unclean = False
         self.tracking = True
         self.sequence = Sequence_()
-        self.largest = max((u.bytes for u in self.units if not u.choice.span), default=0)
+        self.largest = max((u.bytes for u in self.units if not u.span), default=0)
 
     def _keep_the_rest(self) -> None:
-        for module, name in self.names.items():
+        for module, name in list(self.names.items()):
             for place, key, tensor, buffer in list(self._places(module)):
                 if not self._pageable(tensor, buffer) or self._excluded(name):
                     self._keep(place, key, tensor, f"{name}.{key}" if name else key)
@@ -460,16 +474,18 @@ class Model:
         for i, module in enumerate(choice.members):
             if not self.learning and 0 < i < last:
                 continue
-            gate = self.gates.get(module)
-            if gate is None:
-                gate = self.gates[module] = Gate(module, self, choice.names[i])
+            gate = module.__dict__.get("forward")
+            if not isinstance(gate, Gate):
+                gate = Gate(module, self, choice.names[i])
+                self.gates.add(gate)
             gate.unit = unit
             gate.run = last > 0
             gate.enters = self.learning or i == 0
             gate.leaves = i == last
+            gate.slow = True
 
     def _hook_state(self) -> None:
-        for module in self.names:
+        for module in list(self.names):
             if not any(getattr(h, "ebbtide", False) for h in module._state_dict_hooks.values()):
                 module._register_state_dict_hook(_real_values)
 
@@ -492,18 +508,21 @@ class Model:
                 self._end()
 
     def _begin(self) -> None:
+        for piece in self.handed:
+            piece.look()
+        if not self.tracking and not self.unclean:
+            return
         if self.unclean and not self._busy():
             self.plan()
         self.called = []
         self.touched.clear()
         self.sequence.begin()
         self.slow = 0
-        for unit in self.units:
-            for piece in unit.watched:
-                piece.look()
 
     def _end(self) -> None:
         """What the pass has shown."""
+        if not self.tracking and not self.touched and not self.unclean:
+            return
         if self._busy():
             return
         changed = self.tracking and self.sequence.end()
@@ -551,7 +570,7 @@ class Model:
             if gate.run and getattr(self.local, "run", None) is unit:
                 self.called.append(gate.name)
                 return unit
-            if not unit.choice.span:
+            if not unit.span:
                 self._leave_run()
             # Without a call of the root, a pass is over when it begins again.
             if not self.depth and self.sequence.now and unit is self.sequence.now[0]:
@@ -565,7 +584,7 @@ class Model:
             if gate.run:
                 self.local.run = unit
             self.called.append(gate.name)
-            if not unit.choice.span:
+            if not unit.span:
                 self.sequence.enter(unit)
             if unit.enter():
                 return unit
@@ -600,7 +619,7 @@ class Model:
         self.bare_entries += 1
 
     def _fetch(self, unit: Unit, demand: bool = False) -> bool:
-        if unit.choice.span and not demand:
+        if unit.span and not demand:
             return False
         found = self.mover.fetch(unit)
         if found is None and self.station.want_ring():
@@ -611,7 +630,9 @@ class Model:
             found = self.mover.fetch(unit)
         if found is None:
             return False
-        unit.load = Load(*found)
+        # What is resident by now needs no keeping: it is looked for where it is.
+        if found[0] or demand:
+            unit.load = Load(*found)
         return True
 
     def _reals(self, unit: Unit, staged: list[int]) -> list[Any]:
@@ -635,7 +656,7 @@ class Model:
 
     def leave(self, unit: Unit) -> None:
         """Out of a unit. A run is left by its last member, or by whoever comes next."""
-        if len(unit.choice.members) == 1:
+        if not unit.run:
             self._leave(unit)
         elif getattr(self.local, "run", None) is unit:
             self._leave_run()
@@ -747,11 +768,11 @@ class Model:
                     torch.utils.swap_tensors(parked, plain)
                 except RuntimeError:
                     b.place[b.key] = plain
-            for module, _ in self.names.items():
+            for module in list(self.names):
                 for key, hook in list(module._state_dict_hooks.items()):
                     if getattr(hook, "ebbtide", False):
                         del module._state_dict_hooks[key]
-            for gate in list(self.gates.values()):
+            for gate in list(self.gates):
                 gate.remove()
             self.gates.clear()
             self.units, self.bindings = [], []
@@ -790,10 +811,8 @@ def _real_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata
             piece = value._piece
             piece.handed = True
             model = piece.model and piece.model()
-            if model is not None:
-                for unit in model.units:
-                    if id(piece) in unit.numbers and piece not in unit.watched:
-                        unit.watched.append(piece)
+            if model is not None and piece not in model.handed:
+                model.handed.append(piece)
             state[name] = host_values(value)
 
 

@@ -1,0 +1,210 @@
+/*
+ * Gate, what stands in the place of a module's forward(): into its unit, the module's own forward(), out
+ * again.
+ *
+ * In C because a model that fits pays nothing but this, for each unit: what can be done without Python's
+ * help is done here, and everything else is the Python class's _call(). And because torch.compile() does
+ * not look into it: it compiles what is behind it.
+ */
+#include "_core.h"
+
+typedef struct gate {
+    PyObject_HEAD PyObject *module;  /* a weak reference */
+    PyObject *function, *own;        /* the class's forward(), or the instance's own */
+    PyObject *grad_enabled, *local;  /* PyTorch's function; the thread's own state */
+    PyObject *unit;                  /* or NULL */
+    char slow, root, run, enters, leaves;
+} gate;
+
+static int gate_init(PyObject *self, PyObject *arguments, PyObject *keywords)
+{
+    gate *g = (gate *)self;
+    PyObject *module, *function, *own, *grad_enabled, *local;
+    int root;
+    if (keywords || !PyArg_ParseTuple(arguments, "OOOOOp", &module, &function, &own, &grad_enabled,
+                                      &local, &root))
+        return -1;
+    if (g->module) {
+        PyErr_SetString(PyExc_TypeError, "a gate is made once");
+        return -1;
+    }
+    Py_INCREF(g->module = module);
+    Py_INCREF(g->function = function);
+    Py_INCREF(g->own = own);
+    Py_INCREF(g->grad_enabled = grad_enabled);
+    Py_INCREF(g->local = local);
+    g->root = (char)root;
+    g->slow = g->enters = g->leaves = 1;
+    return 0;
+}
+
+static int gate_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    gate *g = (gate *)self;
+    Py_VISIT(g->module);
+    Py_VISIT(g->function);
+    Py_VISIT(g->own);
+    Py_VISIT(g->local);
+    Py_VISIT(g->unit);
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+
+static int gate_clear(PyObject *self)
+{
+    gate *g = (gate *)self;
+    Py_CLEAR(g->module);
+    Py_CLEAR(g->function);
+    Py_CLEAR(g->own);
+    Py_CLEAR(g->grad_enabled);
+    Py_CLEAR(g->local);
+    Py_CLEAR(g->unit);
+    return 0;
+}
+
+static void gate_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    gate_clear(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+/* The module's own forward(). */
+static PyObject *forward(gate *g, PyObject *args, PyObject *kwargs)
+{
+    if (g->own != Py_None)
+        return PyObject_Call(g->own, args, kwargs);
+    PyObject *module = PyWeakref_GetObject(g->module); /* borrowed; who calls it holds it */
+    Py_ssize_t count = PyTuple_Size(args);
+    PyObject *all = module ? PyTuple_New(count + 1) : NULL;
+    if (!all)
+        return NULL;
+    Py_INCREF(module);
+    PyTuple_SetItem(all, 0, module);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyTuple_GetItem(args, i);
+        Py_INCREF(item);
+        PyTuple_SetItem(all, i + 1, item);
+    }
+    PyObject *result = PyObject_Call(g->function, all, kwargs);
+    Py_DECREF(all);
+    return result;
+}
+
+/* Whether gradients are to be kept: 1, 0, or -1 with an exception. */
+static int wants_grad(const gate *g)
+{
+    PyObject *answer = PyObject_CallNoArgs(g->grad_enabled);
+    int yes = answer ? answer == Py_True : -1;
+    Py_XDECREF(answer);
+    return yes;
+}
+
+/* Out of the unit; of a run only if this thread is in it. An exception that is there stays. */
+static void out(gate *g, PyObject *its)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *in = g->run ? PyObject_GetAttrString(g->local, "run") : NULL;
+    if (!g->run || in == its) {
+        if (g->run)
+            PyObject_SetAttrString(g->local, "run", Py_None);
+        unit_go_out((unit *)its);
+    }
+    Py_XDECREF(in);
+    if (type || !PyErr_Occurred()) {
+        PyErr_Clear();
+        PyErr_Restore(type, value, trace);
+    }
+}
+
+static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    gate *g = (gate *)self;
+    if (!g->module)
+        return fail(NULL, EBB_GONE, "");
+    int plain = !g->slow && !g->root && g->unit && !wants_grad(g) && !PyErr_Occurred();
+    if (plain && g->enters)
+        plain = unit_go_in((unit *)g->unit);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!plain) {
+        PyObject *name = PyUnicode_InternFromString("_call"), *none = NULL;
+        if (!kwargs)
+            kwargs = none = PyDict_New();
+        PyObject *result =
+            name && kwargs ? PyObject_CallMethodObjArgs(self, name, args, kwargs, NULL) : NULL;
+        Py_XDECREF(name);
+        Py_XDECREF(none);
+        return result;
+    }
+    PyObject *its = g->unit;
+    Py_INCREF(its); /* another may be in its place by then */
+    if (g->run && g->enters)
+        PyObject_SetAttrString(g->local, "run", its);
+    PyObject *result = forward(g, args, kwargs);
+    if (g->leaves)
+        out(g, its);
+    Py_DECREF(its);
+    if (result && PyErr_Occurred())
+        Py_CLEAR(result);
+    return result;
+}
+
+static PyObject *gate_unit(PyObject *self, void *unused)
+{
+    (void)unused;
+    PyObject *its = ((gate *)self)->unit ? ((gate *)self)->unit : Py_None;
+    Py_INCREF(its);
+    return its;
+}
+
+static int gate_set_unit(PyObject *self, PyObject *given, void *unused)
+{
+    (void)unused;
+    gate *g = (gate *)self;
+    const state *s = state_of(self);
+    if (!s)
+        return -1;
+    if (given && given != Py_None && !PyObject_TypeCheck(given, s->types[UNIT])) {
+        PyErr_Format(PyExc_TypeError, "a gate leads into a unit, not %R", given);
+        return -1;
+    }
+    PyObject *old = g->unit;
+    g->unit = given && given != Py_None ? given : NULL;
+    Py_XINCREF(g->unit);
+    Py_XDECREF(old);
+    return 0;
+}
+
+static PyGetSetDef gate_getset[] = {
+    {"unit", gate_unit, gate_set_unit, "the unit it leads into, or None", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef gate_members[] = {
+    {"slow", T_BOOL, offsetof(gate, slow), 0, "_call() is asked, every time"},
+    {"root", T_BOOL, offsetof(gate, root), READONLY, "of the model itself"},
+    {"run", T_BOOL, offsetof(gate, run), 0, "its unit has several members"},
+    {"enters", T_BOOL, offsetof(gate, enters), 0, "a call goes into the unit"},
+    {"leaves", T_BOOL, offsetof(gate, leaves), 0, "the end of a call leaves the unit"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot gate_slots[] = {
+    {Py_tp_doc, (void *)"What stands in the place of a module's forward()."},
+    {Py_tp_init, (void *)gate_init},
+    {Py_tp_call, (void *)gate_call},
+    {Py_tp_traverse, (void *)gate_traverse},
+    {Py_tp_clear, (void *)gate_clear},
+    {Py_tp_dealloc, (void *)gate_dealloc},
+    {Py_tp_getset, gate_getset},
+    {Py_tp_members, gate_members},
+    {0, NULL},
+};
+
+PyType_Spec gate_spec = {"ebbtide._core.Gate", sizeof(gate), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, gate_slots};
