@@ -531,8 +531,12 @@ static uint64_t next_foreign_locked(ebb__device *device, const ebb__page *page,
 bool ebb__fence_order_locked(ebb__device *device, ebb__page *page, unsigned slot, ebb_stream stream)
 {
     uint64_t ticket = next_foreign_locked(device, page, slot);
-    if (!ticket)
+    if (!ticket) {
+        /* What is over must not make the next hit slow again. */
+        if (page->more)
+            prune_locked(device, page, 0);
         return true;
+    }
     /* Nothing outside a capture can be waited for inside it: there the host waits. */
     ebb__capture capture = ebb__stream_capture(device, stream);
     if (capture == EBB__UNTOLD)

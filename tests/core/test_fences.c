@@ -167,17 +167,17 @@ static void once_the_other_stream_is_over_hits_cost_nothing_again(void)
     core c;
     core_open(&c, 512 * MIB, 256 * MIB);
     CUstream s = core_lasting(&c), t = core_lasting(&c);
-    ebb_vbar v = core_vbar(&c, LARGE);
-    rig_busy(&c, v, 0, LARGE, 1000, s);
-    rig_busy(&c, v, 0, LARGE, 1000, t);
+    ebb_vbar v = core_vbar(&c, 3 * LARGE);
+    rig_busy(&c, v, 0, 3 * LARGE, 1000, s);
+    rig_busy(&c, v, 0, 3 * LARGE, 1000, t);
     MUST(c.driver.cuStreamSynchronize(s));
     MUST(c.driver.cuStreamSynchronize(t));
-    CHECK_EQ(rig_touch(v, 0, LARGE, t), EBB_OK); /* finds out */
+    CHECK_EQ(rig_touch(v, 0, 3 * LARGE, t), EBB_OK); /* finds out, of all pages */
     ebb_device_stats first = core_device_stats(&c);
     unsigned long before = c.sim ? ebbsim_calls(NULL) : 0;
     unsigned long asked = c.sim ? ebbsim_calls("cuStreamIsCapturing") : 0;
     for (int i = 0; i < 50; i++)
-        CHECK_EQ(rig_touch(v, 0, LARGE, t), EBB_OK);
+        CHECK_EQ(rig_touch(v, 0, 3 * LARGE, t), EBB_OK);
     if (c.sim) {
         CHECK_EQ(ebbsim_calls("cuStreamIsCapturing") - asked, 50);
         CHECK_EQ(ebbsim_calls(NULL) - before, 50);
