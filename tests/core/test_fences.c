@@ -168,7 +168,7 @@ static void once_the_other_stream_is_over_hits_cost_nothing_again(void)
     core_open(&c, 512 * MIB, 256 * MIB);
     CUstream s = core_lasting(&c), t = core_lasting(&c);
     ebb_vbar v = core_vbar(&c, 3 * LARGE);
-    rig_busy(&c, v, 0, 3 * LARGE, 1000, s);
+    rig_busy(&c, v, 0, 3 * LARGE, 20000000, s); /* still busy when the other comes */
     rig_busy(&c, v, 0, 3 * LARGE, 1000, t);
     MUST(c.driver.cuStreamSynchronize(s));
     MUST(c.driver.cuStreamSynchronize(t));
