@@ -1,14 +1,15 @@
 /*
- * What crosses files in src/move: the books of a mover's ring. ring.c knows no driver and takes no
- * lock; mover.c calls it under its own.
+ * What crosses files in src/move: a mover, and the books of its ring. ring.c knows no driver and takes
+ * no lock; the others call it under the mover's. host.c stands alone.
  */
 #ifndef EBB_MOVE_H
 #define EBB_MOVE_H
 
 #include <stdbool.h>
 
-#include "cuda_abi.h"
-#include "ebbtide.h"
+#include "internal.h"
+
+/* ---- ring.c ---------------------------------------------------------------------------------- */
 
 /* An event, made once and recorded again and again. */
 typedef struct ebb__flag {
@@ -81,6 +82,60 @@ uint64_t ebb__ring_out(const ebb__ring *ring);
 
 /* Which invariant does not hold; 0: all do. */
 int ebb__ring_check(const ebb__ring *ring);
+
+/* ---- mover.c --------------------------------------------------------------------------------- */
+
+/* A pin that the driver would not let us take back; tried again at the next occasion. */
+typedef struct ebb__debt {
+    struct ebb__debt *next;
+    ebb_vbar vbar;
+    uint64_t offset, bytes;
+} ebb__debt;
+
+struct ebb_mover {
+    ebb_device device; /* open as long as the mover is there */
+    CUstream stream;
+    _Atomic uint64_t filled, copies; /* added to without the lock */
+    ebb__mutex mu;
+    /* under it */
+    bool changing;  /* the ring, or the end of it all */
+    ebb_vbar vbar;  /* the ring's; 0: none */
+    bool pinned;    /* it is; else it only waits to be destroyed */
+    uint64_t base;  /* where the ring begins on the GPU */
+    uint64_t size;  /* of the VBAR */
+    ebb__ring ring; /* gives no room while it changes */
+    ebb__flag *flags;
+    uint64_t flag_count; /* events there are, free or not */
+    ebb__debt *debts;
+    uint64_t cargoes, staged, waits, no_room;
+};
+
+/*
+ * Make the driver ready to be called by this thread, without a lock of the device's: queuing may take
+ * its time. The device stays open because the mover is there. NULL, and *status says why not.
+ */
+ebb__device *ebb__mover_reach(const ebb_mover *mover, ebb__scope *scope, ebb_status *status);
+void ebb__mover_leave(ebb__device *device, const ebb__scope *scope);
+
+/* Keep what a failed driver call said. Always EBB_DRIVER_FAILED. Takes the device's lock. */
+ebb_status ebb__mover_failed(ebb__device *device, const char *call, CUresult code);
+
+/* A free event, or a new one, recorded on a stream; and one that is free again. Under the mover's lock. */
+ebb_status ebb__mover_raise(ebb_mover *mover, ebb__device *device, CUstream stream,
+                            ebb__flag **flag);
+void ebb__mover_lower(ebb_mover *mover, ebb__flag *flag);
+
+/* Order the copies to come behind every use of past cargoes that lie on a range, and forget these. Under
+   the mover's lock. */
+ebb_status ebb__mover_follow(ebb_mover *mover, ebb__device *device, uint64_t start, uint64_t end);
+
+/* Whether the mover may be used, before its lock is touched: in a forked process it may be held. */
+ebb_status ebb__mover_there(const ebb_mover *mover);
+
+/* Take back a pin of the mover's stream. If the driver fails it is owed, and pay() tries again:
+   EBB_DRIVER_FAILED if something still is. Without the mover's lock. */
+void ebb__mover_unpin(ebb_mover *mover, ebb_vbar vbar, uint64_t offset, uint64_t bytes);
+ebb_status ebb__mover_pay(ebb_mover *mover);
 
 /* For tests: the same of a mover's ring, and 9 if an event has been lost. */
 int ebb__mover_check(ebb_mover *mover);

@@ -111,14 +111,15 @@ static void nonsense_is_refused(void)
     CHECK_EQ(ebb_host_borrow(c.device, &local, UINT64_MAX), EBB_INVALID);
     CHECK_EQ(ebb_host_borrow((ebb_device){0}, &local, 4), EBB_GONE);
     CHECK_EQ(ebb_host_return(c.device, &local, 4), EBB_INVALID);
-    unsigned char *hole = pages(3 * 65536);
-    munmap(hole + 65536, 65536);
-    CHECK_EQ(ebb_host_borrow(c.device, hole + 65536, 100), EBB_INVALID);
-    CHECK_EQ(ebb_host_borrow(c.device, hole + 1000, 2 * 65536), EBB_INVALID);
-    mprotect(hole, 65536, PROT_NONE);
+    const size_t part = 65536;
+    unsigned char *hole = pages(3 * part);
+    munmap(hole + part, part);
+    CHECK_EQ(ebb_host_borrow(c.device, hole + part, 100), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, hole + 1000, 2 * part), EBB_INVALID);
+    mprotect(hole, part, PROT_NONE);
     CHECK_EQ(ebb_host_borrow(c.device, hole, 100), EBB_INVALID);
-    munmap(hole, 65536);
-    munmap(hole + 2 * 65536, 65536);
+    munmap(hole, part);
+    munmap(hole + 2 * part, part);
     core_close(&c);
 }
 
@@ -134,7 +135,7 @@ static void of_a_tensor_its_own_bytes_are_pinned(void)
         CHECK_EQ(ebb_host_borrow(c.device, memory + 100 + i * PIECE, PIECE), EBB_OK);
         CHECK(travels(&c, v, memory + 100 + i * PIECE, PIECE));
     }
-    CHECK(!pinned(&c, memory) && !pinned(&c, memory + 100 + 20 * PIECE));
+    CHECK(!pinned(&c, memory) && !pinned(&c, memory + 100 + (size_t)20 * PIECE));
     if (c.sim)
         CHECK_EQ(registrations(), 20);
     /* Within one: it counts. Across two: no copy could go. */

@@ -1,0 +1,423 @@
+/* The ring of a mover: who waits for whom, in what order places come free, whatever fails, and threads. */
+#include "haul.h"
+#include "scale.h"
+
+/* ---- who waits for whom ------------------------------------------------------------------------------ */
+
+/* How long until a cargo has arrived. */
+static uint64_t arrival(haul *h, uint64_t cargo, const ebb_load *load, CUstream stream)
+{
+    uint64_t begin = rig_now();
+    CHECK_EQ(ebb_mover_use(h->mover, cargo, stream), EBB_OK);
+    CHECK(haul_right(h, load->staged, load->offset, load->bytes, stream));
+    return rig_now() - begin;
+}
+
+static void a_copy_waits_for_those_whose_place_it_takes_and_for_nobody_else(void)
+{
+    haul h;
+    haul_open(&h, 8 * LARGE, 4 * SMALL, 4 * LARGE);
+    haul_stage_all(&h);
+    CUstream s = core_lasting(&h.c), t = core_lasting(&h.c);
+    ebb_load a, b, d, e, f;
+    uint64_t length = rig_length(40);
+    uint64_t first = haul_fetch(&h, &a, 0, 2 * SMALL), second = haul_fetch(&h, &b, LARGE, SMALL);
+    haul_use(&h, second, &b, 1000, t);
+    haul_use(&h, first, &a, length, s);
+    /* The last quarter is nobody's: at once, though both are done and neither is over. */
+    uint64_t third = haul_fetch(&h, &d, 2 * LARGE, SMALL);
+    CHECK_EQ(d.staged, a.staged + 3 * SMALL);
+    CHECK_EQ(haul_stats(&h).waits, 0);
+    CHECK(arrival(&h, third, &d, h.compute) < length / 2);
+    CHECK_EQ(h.c.driver.cuStreamQuery(s), CUDA_ERROR_NOT_READY);
+    CHECK_EQ(ebb_mover_done(h.mover, third, h.compute), EBB_OK);
+    /* The first half of what s reads. */
+    uint64_t fourth = haul_fetch(&h, &e, 3 * LARGE, SMALL);
+    CHECK_EQ(e.staged, a.staged);
+    CHECK_EQ(haul_stats(&h).waits, 1);
+    arrival(&h, fourth, &e, h.compute);
+    CHECK_EQ(h.c.driver.cuStreamQuery(s), CUDA_SUCCESS);
+    CHECK_EQ(ebb_mover_done(h.mover, fourth, h.compute), EBB_OK);
+    /* Its second half: that has been waited for. */
+    uint64_t fifth = haul_fetch(&h, &f, 0, SMALL);
+    CHECK_EQ(f.staged, a.staged + SMALL);
+    CHECK_EQ(haul_stats(&h).waits, 1);
+    CHECK_EQ(ebb_mover_drop(h.mover, fifth), EBB_OK);
+    haul_shut(&h);
+}
+
+static void every_user_of_a_place_is_waited_for(void)
+{
+    haul h;
+    haul_open(&h, 8 * LARGE, SMALL, 4 * LARGE);
+    haul_stage_all(&h);
+    CUstream s[3] = {core_lasting(&h.c), core_stream(&h.c), NULL};
+    ebb_load a, b;
+    for (int last = 0; last < 3; last++) {
+        uint64_t cargo = haul_fetch(&h, &a, 0, SMALL), next;
+        for (int i = 0; i < 3; i++)
+            CHECK_EQ(ebb_mover_use(h.mover, cargo, s[i]), EBB_OK);
+        CHECK_EQ(ebb_mover_drop(h.mover, cargo), EBB_BUSY);
+        for (int i = 0; i < 3; i++) {
+            uint64_t length = i == last ? rig_length(20) : 1000;
+            CHECK_EQ(rig_kernel("reads", a.staged, SMALL, EBBSIM_READ, length, s[i]), 0);
+            next = 1;
+            ebb_load more = haul_load(&h, LARGE, SMALL);
+            CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, &next), EBB_OFFLOADED);
+            CHECK(!next && !more.staged);
+            CHECK_EQ(ebb_mover_done(h.mover, cargo, s[i]), EBB_OK);
+        }
+        CHECK_EQ(ebb_mover_use(h.mover, cargo, s[0]), EBB_GONE);
+        CHECK_EQ(ebb_mover_done(h.mover, cargo, s[0]), EBB_GONE);
+        uint64_t waits = haul_stats(&h).waits;
+        next = haul_fetch(&h, &b, LARGE, SMALL);
+        CHECK_EQ(haul_stats(&h).waits, waits + 3);
+        arrival(&h, next, &b, h.compute);
+        for (int i = 0; i < 3; i++)
+            CHECK_EQ(h.c.driver.cuStreamQuery(s[i]), CUDA_SUCCESS);
+        CHECK_EQ(ebb_mover_done(h.mover, next, h.compute), EBB_OK);
+    }
+    haul_shut(&h);
+}
+
+/* ---- places -------------------------------------------------------------------------------------------- */
+
+static void places_come_free_from_the_oldest_on(void)
+{
+    haul h;
+    haul_open(&h, 8 * LARGE, 4 * SMALL, 4 * LARGE);
+    haul_stage_all(&h);
+    ebb_load load[6];
+    uint64_t cargo[6], none = 7;
+    for (uint64_t i = 0; i < 4; i++)
+        cargo[i] = haul_fetch(&h, &load[i], i * LARGE, SMALL);
+    ebb_load more = haul_load(&h, 0, SMALL);
+    CHECK_EQ(haul_stats(&h).ring_used, 4 * SMALL);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, &none), EBB_OFFLOADED);
+    haul_use(&h, cargo[2], &load[2], 1000, h.compute);
+    CHECK_EQ(ebb_mover_drop(h.mover, cargo[1]), EBB_OK);
+    CHECK_EQ(haul_stats(&h).cargoes_out, 2);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, &none), EBB_OFFLOADED);
+    CHECK_EQ(haul_stats(&h).no_room, 2);
+    haul_use(&h, cargo[0], &load[0], 1000, h.compute);
+    CHECK_EQ(haul_stats(&h).ring_used, SMALL);
+    /* Three quarters at once, from the start. */
+    cargo[4] = haul_fetch(&h, &load[4], 0, 3 * SMALL);
+    CHECK_EQ(load[4].staged, load[0].staged);
+    CHECK_EQ(ebb_mover_drop(h.mover, cargo[1]), EBB_GONE);
+    CHECK_EQ(ebb_mover_use(h.mover, cargo[2], h.compute), EBB_GONE);
+    CHECK_EQ(ebb_mover_done(h.mover, cargo[3], h.compute), EBB_INVALID);
+    CHECK_EQ(ebb_mover_drop(h.mover, cargo[3]), EBB_OK);
+    CHECK_EQ(ebb_mover_drop(h.mover, cargo[4]), EBB_OK);
+    /* It does not wrap: the quarter that is left at the end is skipped. */
+    cargo[5] = haul_fetch(&h, &load[5], 0, 2 * SMALL);
+    CHECK_EQ(load[5].staged, load[0].staged);
+    CHECK_EQ(ebb_mover_drop(h.mover, cargo[5]), EBB_OK);
+    CHECK_EQ(haul_stats(&h).ring_used, 0);
+    more.bytes = 4 * SMALL + 1;
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, &none), EBB_OFFLOADED);
+    haul_shut(&h);
+}
+
+/* A cargo of the storm: where it came from, and what its readers have seen. */
+typedef struct flight {
+    ebb_load loads[5];
+    size_t count;
+    uint64_t cargo;
+    unsigned uses;
+    CUstream used[3];
+} flight;
+
+enum { FLIGHTS = 12, SEEN = 30000 };
+
+static void storm(unsigned seed)
+{
+    haul h;
+    haul_open(&h, 8 * LARGE, 3 * SMALL, LARGE);
+    haul_stage_all(&h);
+    CUstream streams[3] = {core_lasting(&h.c), core_stream(&h.c), NULL};
+    flight flights[FLIGHTS] = {0};
+    static int expected[SEEN];
+    unsigned seen = 0;
+    for (int step = 0; step < SCALED(3000, 500); step++) {
+        flight *f = &flights[(unsigned)rand_r(&seed) % FLIGHTS];
+        if (!f->cargo) {
+            f->count = 1 + (unsigned)rand_r(&seed) % 5;
+            f->uses = 0;
+            uint64_t most = rand_r(&seed) % 8 ? 100000 : SMALL;
+            for (size_t i = 0; i < f->count; i++) {
+                uint64_t bytes = 1 + (unsigned)rand_r(&seed) % most;
+                uint64_t offset = (unsigned)rand_r(&seed) % (LARGE - bytes);
+                if (i && rand_r(&seed) % 2 && f->loads[i - 1].offset + 2 * most < LARGE)
+                    offset = f->loads[i - 1].offset + f->loads[i - 1].bytes; /* a neighbour */
+                f->loads[i] = haul_load(&h, offset, bytes);
+            }
+            ebb_status status = ebb_mover_fetch(h.mover, h.vbar, f->loads, f->count, &f->cargo);
+            CHECK(status == EBB_OK || status == EBB_OFFLOADED);
+            CHECK_EQ(f->cargo != 0, status == EBB_OK);
+        } else if (f->uses < 2 && rand_r(&seed) % 2) {
+            CUstream s = f->used[f->uses++] = streams[(unsigned)rand_r(&seed) % 3];
+            CHECK_EQ(ebb_mover_use(h.mover, f->cargo, s), EBB_OK);
+            for (size_t i = 0; i < f->count && seen + 2 < SEEN; i++) {
+                const ebb_load *l = &f->loads[i];
+                MUST(h.c.driver.cuMemcpyDtoHAsync(h.c.host + seen, l->staged, 1, s));
+                expected[seen++] = haul_value(l->offset);
+                MUST(h.c.driver.cuMemcpyDtoHAsync(h.c.host + seen, l->staged + l->bytes - 1, 1, s));
+                expected[seen++] = haul_value(l->offset + l->bytes - 1);
+            }
+            if (rand_r(&seed) % 4 == 0)
+                CHECK_EQ(rig_kernel("reads", f->loads[0].staged, f->loads[0].bytes, EBBSIM_READ,
+                                    rig_length(2) / 8, s),
+                         0);
+        } else if (f->uses) {
+            CHECK_EQ(ebb_mover_done(h.mover, f->cargo, f->used[--f->uses]), EBB_OK);
+            f->cargo = f->uses ? f->cargo : 0;
+        } else {
+            CHECK_EQ(ebb_mover_drop(h.mover, f->cargo), EBB_OK);
+            f->cargo = 0;
+        }
+        CHECK_EQ(ebb__mover_check(h.mover), 0);
+    }
+    for (int i = 0; i < FLIGHTS; i++) {
+        while (flights[i].uses)
+            CHECK_EQ(ebb_mover_done(h.mover, flights[i].cargo, flights[i].used[--flights[i].uses]),
+                     EBB_OK);
+        if (flights[i].cargo)
+            ebb_mover_drop(h.mover, flights[i].cargo);
+    }
+    for (int i = 0; i < 3; i++)
+        MUST(h.c.driver.cuStreamSynchronize(streams[i]));
+    unsigned wrong = 0;
+    for (unsigned i = 0; i < seen; i++)
+        wrong += h.c.host[i] != expected[i];
+    CHECK_EQ(wrong, 0);
+    ebb_mover_stats stats = haul_stats(&h);
+    CHECK(stats.no_room && stats.waits && stats.cargoes > 100 && !stats.cargoes_out);
+    haul_shut(&h);
+}
+
+static void cargoes_of_all_sizes_in_any_order_arrive(void)
+{
+    for (unsigned seed = 1; seed <= SCALED(6, 2); seed++)
+        storm(seed);
+}
+
+/* ---- whatever fails ------------------------------------------------------------------------------------- */
+
+static void see_over(haul *h)
+{
+    for (int i = 0; h->mover && i < 20; i++)
+        if (h->c.driver.cuStreamSynchronize(ebb_mover_stream(h->mover)) == CUDA_SUCCESS)
+            return;
+}
+
+/* One unit: fetch, use on two streams, done; what fails is made up for. */
+static void unit(haul *h, ebb_load *loads, size_t count, CUstream other)
+{
+    uint64_t cargo;
+    if (ebb_mover_fetch(h->mover, h->vbar, loads, count, &cargo) != EBB_OK || !cargo)
+        return;
+    CUstream streams[2] = {h->compute, other};
+    unsigned used = 0;
+    for (int i = 0; i < 2; i++)
+        if (ebb_mover_use(h->mover, cargo, streams[i]) == EBB_OK)
+            streams[used++] = streams[i];
+    for (unsigned i = 0; i < used; i++) {
+        for (size_t k = 0; k < count; k++)
+            if (loads[k].staged)
+                rig_kernel("reads", loads[k].staged, loads[k].bytes, EBBSIM_READ, 100000,
+                           streams[i]);
+        for (int tries = 0; ebb_mover_done(h->mover, cargo, streams[i]) != EBB_OK; tries++)
+            if (tries > 20) {
+                FAIL("a cargo is never done");
+                return;
+            }
+    }
+    if (!used)
+        CHECK_EQ(ebb_mover_drop(h->mover, cargo), EBB_OK);
+    CHECK_EQ(ebb__mover_check(h->mover), 0);
+}
+
+static void life(haul *h, CUstream other)
+{
+    ebb_load loads[4];
+    for (uint64_t i = 0; i < 4; i++)
+        loads[i] = (ebb_load){i * LARGE, 600000, h->host + i * 600000, 0, 0};
+    if (ebb_mover_create(h->c.device, &h->mover) != EBB_OK) {
+        h->mover = NULL;
+        return;
+    }
+    ebb_mover_set_ring(h->mover, SMALL);
+    for (int i = 0; i < 4; i++)
+        unit(h, loads, 4, other);
+    ebb_mover_set_ring(h->mover, 2 * SMALL);
+    unit(h, loads, 4, other);
+    ebb_mover_set_ring(h->mover, 100 * LARGE);
+    unit(h, loads, 4, other);
+    if (ebb_mover_destroy(h->mover) == EBB_OK)
+        h->mover = NULL;
+}
+
+/* 0: nothing failed any more. */
+static unsigned long fail_one(unsigned long n, unsigned row, int code)
+{
+    haul h = {0};
+    core_open(&h.c, 512 * MIB, 3 * LARGE);
+    rig_clock();
+    h.compute = core_lasting(&h.c);
+    CUstream other = core_stream(&h.c);
+    h.vbar = core_vbar(&h.c, 4 * LARGE);
+    void *host;
+    MUST(ebb_host_alloc(h.c.device, UINT64_C(4) * 600000, &host));
+    h.host = host;
+    for (unsigned i = 0; i < row; i++)
+        MUST(ebbsim_fail(NULL, n + i, code));
+    life(&h, other);
+    unsigned long fired = ebbsim_failures();
+    ebbsim_fail_clear();
+    core_check(&h.c);
+    if (h.mover) {
+        CHECK_EQ(ebb__mover_check(h.mover), 0);
+        CHECK_EQ(haul_stats(&h).cargoes_out, 0);
+        see_over(&h);
+        CHECK_EQ(ebb_mover_destroy(h.mover), EBB_OK);
+    }
+    CHECK_EQ(core_stats(h.vbar).pinned, 0);
+    CHECK_EQ(core_device_stats(&h.c).vbars, 1);
+    CHECK_EQ(ebb_host_free(h.c.device, h.host), EBB_OK);
+    core_close(&h.c);
+    CHECK_EQ(rig_left(), 0); /* streams, too */
+    return fired;
+}
+
+static void fail_every(unsigned row, int code)
+{
+    unsigned long n = 1;
+    for (unsigned long step = SCALED(1, 7); n < 3000; n += step) {
+        int before = harness_failures;
+        unsigned long fired = fail_one(n, row, code);
+        if (harness_failures != before) {
+            FAIL("that was with call %lu failing with %d, %u in a row", n, code, row);
+            return;
+        }
+        if (!fired)
+            break;
+    }
+    CHECK(n < 3000);
+    printf("       %lu calls\n", n - 1);
+}
+
+static void every_call_may_fail(void)
+{
+    NEEDS_SIM("calls must fail");
+    fail_every(1, 999);
+    fail_every(1, 1);
+}
+
+static void every_few_calls_in_a_row_may_fail(void)
+{
+    NEEDS_SIM("calls must fail");
+    fail_every(3, 999);
+}
+
+/* ---- threads ---------------------------------------------------------------------------------------------- */
+
+typedef struct actor {
+    haul *h;
+    unsigned number, seed;
+    CUstream stream;
+    unsigned char *cells;
+    int wrong;
+    unsigned cargoes, resident;
+} actor;
+
+static void *act(void *data)
+{
+    actor *a = data;
+    haul *h = a->h;
+    ebb_load weights[8]; /* each thread has its own part of the VBAR */
+    MUST(h->c.driver.cuCtxSetCurrent(h->c.context));
+    for (uint64_t i = 0; i < 8; i++)
+        weights[i] = haul_load(h, a->number * LARGE + i * 4 * MIB, 200000 + 10000 * i);
+    for (int step = 0; step < SCALED(300, 100); step++) {
+        size_t first = (unsigned)rand_r(&a->seed) % 6, count = 1 + (unsigned)rand_r(&a->seed) % 3;
+        ebb_load *w = &weights[first];
+        uint64_t cargo, signature, base = core_stats(h->vbar).address;
+        ebb_status status = ebb_mover_fetch(h->mover, h->vbar, w, count, &cargo);
+        if (status != EBB_OK) {
+            a->wrong += status != EBB_OFFLOADED;
+            continue;
+        }
+        a->wrong += ebb_mover_use(h->mover, cargo, a->stream) != EBB_OK;
+        for (size_t i = 0; i < count; i++) {
+            bool there = false;
+            if (!w[i].staged)
+                there = ebb_vbar_fault(h->vbar, w[i].offset, w[i].bytes, a->stream, &signature) ==
+                        EBB_OK;
+            uint64_t at = w[i].staged ? w[i].staged : base + w[i].offset;
+            if (w[i].staged || (there && signature == w[i].signature)) {
+                MUST(h->c.driver.cuMemcpyDtoHAsync(a->cells, at, 1, a->stream));
+                MUST(
+                    h->c.driver.cuMemcpyDtoHAsync(a->cells + 1, at + w[i].bytes - 1, 1, a->stream));
+                MUST(h->c.driver.cuStreamSynchronize(a->stream));
+                a->wrong += a->cells[0] != haul_value(w[i].offset);
+                a->wrong += a->cells[1] != haul_value(w[i].offset + w[i].bytes - 1);
+                a->cargoes += w[i].staged != 0;
+                a->resident += there;
+            }
+            if (there)
+                MUST(ebb_vbar_unpin(h->vbar, w[i].offset, w[i].bytes, a->stream));
+        }
+        a->wrong += ebb_mover_done(h->mover, cargo, a->stream) != EBB_OK;
+        a->wrong += ebb__mover_check(h->mover) != 0;
+        if (rand_r(&a->seed) % 16 == 0)
+            MUST(ebb_vbar_free_memory(h->vbar, LARGE, NULL));
+        if (rand_r(&a->seed) % 16 == 0)
+            MUST(ebb_vbar_prioritize(h->vbar));
+        if (rand_r(&a->seed) % 32 == 0) {
+            status = ebb_mover_set_ring(h->mover, (1 + (unsigned)rand_r(&a->seed) % 3) * SMALL);
+            a->wrong += status != EBB_OK && status != EBB_BUSY && status != EBB_OFFLOADED;
+        }
+    }
+    return NULL;
+}
+
+static void four_threads_on_one_mover(void)
+{
+    haul h;
+    haul_open(&h, 3 * LARGE, 2 * SMALL, 4 * LARGE);
+    if (h.c.sim)
+        ebbsim_clock_virtual(0);
+    actor actors[4];
+    pthread_t threads[4];
+    unsigned cargoes = 0, resident = 0;
+    for (unsigned i = 0; i < 4; i++)
+        actors[i] = (actor){.h = &h,
+                            .number = i,
+                            .seed = i + 1,
+                            .stream = i & 1 ? core_lasting(&h.c) : core_stream(&h.c),
+                            .cells = h.c.host + (size_t)64 * i};
+    for (unsigned i = 0; i < 4; i++)
+        MUST(pthread_create(&threads[i], NULL, act, &actors[i]));
+    for (unsigned i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK_EQ(actors[i].wrong, 0);
+        cargoes += actors[i].cargoes;
+        resident += actors[i].resident;
+    }
+    CHECK(cargoes > 20 && resident > 20);
+    CHECK(core_device_stats(&h.c).held <= 3 * LARGE);
+    haul_shut(&h);
+}
+
+int main(void)
+{
+    RUN(a_copy_waits_for_those_whose_place_it_takes_and_for_nobody_else);
+    RUN(every_user_of_a_place_is_waited_for);
+    RUN(places_come_free_from_the_oldest_on);
+    RUN(cargoes_of_all_sizes_in_any_order_arrive);
+    RUN(every_call_may_fail);
+    RUN(every_few_calls_in_a_row_may_fail);
+    RUN(four_threads_on_one_mover);
+    return REPORT();
+}
