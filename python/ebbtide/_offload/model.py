@@ -205,6 +205,11 @@ class Model:
         self.gates.add(Gate(root, self, "", root=True))
         self.plan()
 
+    def __del__(self) -> None:
+        # Nobody will use what is on its way, and the ring cannot go before it.
+        with contextlib.suppress(AttributeError, _core.Error):
+            self.drop_loads()
+
     @property
     def tracking(self) -> bool:
         """Whether every unit is entered the slow way: something has to come, or to be learned."""
