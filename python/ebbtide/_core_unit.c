@@ -37,6 +37,9 @@ struct unit {
     unsigned depth; /* times entered and not left */
     bool whole;     /* entered with all of it resident: its runs are pinned */
     int stale;      /* its places or weights are not what they were: it is not entered any more */
+    PyObject
+        *base;    /* the tensor that the VBAR's own are views of, or NULL; its version tells who */
+    long version; /* writes */
 };
 
 /* ---- life --------------------------------------------------------------------------------------- */
@@ -128,6 +131,7 @@ static int unit_traverse(PyObject *self, visitproc visit, void *arg)
 {
     unit *u = (unit *)self;
     Py_VISIT(u->vbar);
+    Py_VISIT(u->base);
     for (size_t i = 0; i < u->swap_count; i++) {
         Py_VISIT(u->swaps[i].place);
         Py_VISIT(u->swaps[i].parked);
@@ -151,6 +155,7 @@ static int unit_clear(PyObject *self)
         Py_CLEAR(u->swaps[i].installed);
     }
     Py_CLEAR(u->vbar);
+    Py_CLEAR(u->base);
     return 0;
 }
 
@@ -414,6 +419,22 @@ static PyObject *unit_enter_again(PyObject *self, PyObject *unused)
     return fail(u->vbar->device, EBB_DRIVER_FAILED, "one stream could not be put after another");
 }
 
+/* Has somebody written to its tensors? _written() saves what they hold, before they are parked. */
+static int look_for_writes(unit *u)
+{
+    if (!u->base)
+        return 0;
+    PyObject *version = PyObject_GetAttrString(u->base, "_version");
+    long now = version ? PyLong_AsLong(version) : -1;
+    Py_XDECREF(version);
+    if (now == u->version)
+        return 0;
+    PyObject *saved =
+        PyErr_Occurred() ? NULL : PyObject_CallMethod((PyObject *)u, "_written", NULL);
+    Py_XDECREF(saved);
+    return saved ? 0 : -1;
+}
+
 int unit_go_out(unit *u)
 {
     ebb_stream stream;
@@ -423,13 +444,20 @@ int unit_go_out(unit *u)
         fail(u->vbar->device, EBB_NOT_PINNED, "leave() goes with an enter()");
         return -1;
     }
-    if (u->depth == 1)
+    PyObject *type = NULL, *value = NULL, *trace = NULL;
+    if (u->depth == 1) {
+        if (look_for_writes(u) < 0)
+            PyErr_Fetch(&type, &value, &trace);
         park(u);
+    }
     unpin_all(u, stream);
     if (--u->depth == 0)
         for (size_t i = 0; !u->whole && i < u->piece_count; i++)
             u->pieces[i].pinned = false;
-    return 0;
+    if (!type)
+        return 0;
+    PyErr_Restore(type, value, trace);
+    return -1;
 }
 
 static PyObject *unit_leave(PyObject *self, PyObject *unused)
@@ -493,6 +521,8 @@ static PyGetSetDef unit_getset[] = {
 static PyMemberDef unit_members[] = {
     {"depth", T_UINT, offsetof(unit, depth), READONLY, "times entered and not left"},
     {"stale", T_INT, offsetof(unit, stale), 0, "it is not entered any more"},
+    {"base", T_OBJECT, offsetof(unit, base), 0, "the tensor that its own are views of"},
+    {"version", T_LONG, offsetof(unit, version), 0, "the base's, when it was last looked at"},
     {NULL, 0, 0, 0, NULL},
 };
 

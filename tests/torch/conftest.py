@@ -5,6 +5,9 @@ Every test must end without a hazard, unless it is marked: @pytest.mark.hazards.
 simulated card can tell is marked @pytest.mark.simulated, what needs two @pytest.mark.two_cards.
 """
 
+import contextlib
+import copy
+import gc
 import os
 import sys
 
@@ -20,6 +23,10 @@ if SIMULATED:
     sim.on_hazard("quiet")
 
 import torch  # noqa: E402
+
+import ebbtide  # noqa: E402
+
+MIB = 1 << 20
 
 
 def pytest_configure(config):
@@ -66,3 +73,93 @@ def hazards():
         return found
 
     return look
+
+
+# ---- offload() ----------------------------------------------------------------------------------
+
+
+class Room:
+    """ebbtide.offload() with a limit, in words: all, half or little of a model stays resident."""
+
+    def __init__(self, how):
+        self.how = how
+        self.limit = 0
+
+    def of(self, model):
+        size = sum(t.nbytes for t in {*model.parameters(), *model.buffers()})
+        # 2 MiB for small activations, and a ring.
+        limits = {"all": 2 * size + 64 * MIB, "half": size // 2 + 4 * MIB, "little": 7 * MIB}
+        return limits[self.how]
+
+    def offload(self, model, more=0, **options):
+        gc.collect()
+        torch.cuda.empty_cache()
+        self.limit = torch.cuda.memory_reserved() + self.of(model) + more
+        return ebbtide.offload(model, limit=self.limit, **options)
+
+    def device(self):
+        return ebbtide.Device(0)
+
+    def held(self):
+        with self.device() as device:
+            return device.stats()["held"]
+
+    def same(self, model, *inputs, passes=4, more=0, call=None, **options):
+        """Offload it. It gives what the plain model gives on the GPU, pass by pass, and ends with
+        the same weights and buffers. Its handle."""
+        call = call or (lambda m, *x: m(*x))
+        plain = copy.deepcopy(model).cuda()
+        inputs = [x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs]
+        with torch.no_grad():
+            expected = [flat(call(plain, *inputs)) for _ in range(passes)]
+            state = {name: t.cpu() for name, t in plain.state_dict().items()}
+            del plain
+            handle = self.offload(model, more, **options)
+            for each in expected:
+                got = flat(call(model, *inputs))
+                assert len(got) == len(each)
+                assert all(torch.equal(a, b) for a, b in zip(got, each, strict=True))
+                assert self.held() <= self.limit
+        now = model.state_dict()
+        assert list(now) == list(state)
+        assert [name for name in now if not torch.equal(now[name].cpu(), state[name])] == []
+        return handle
+
+
+def flat(result):
+    return [
+        t.clone() for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)
+    ]
+
+
+@pytest.fixture
+def free_room():
+    """Afterwards, nothing of any offloaded model is left."""
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()  # to look at all that PyTorch has takes longer than most tests
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small models: to divide their work takes longer
+    yield Room("all")
+    torch.set_num_threads(threads)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    if not ebbtide.is_attached():
+        return
+    left = {}
+    with ebbtide.Device(0) as device:
+        device.check()
+        stats = device.stats()
+        left = {name: stats[name] for name in ("vbars", "pinned") if stats[name]}
+    rest = ebbtide.detach()
+    with contextlib.suppress(ebbtide.Gone):
+        device.close()
+    assert (left, rest) == ({}, 0)
+
+
+@pytest.fixture(params=["all", "half", "little"])
+def room(request, free_room):
+    """At several limits."""
+    free_room.how = request.param
+    return free_room

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ebbtide import _core
 from ebbtide._offload import host, units
@@ -67,15 +68,19 @@ class Unit(_core.Unit):
         pieces = {id(b.piece): b.piece for b in bindings}
         ordered = sorted(pieces.values(), key=lambda p: offsets[id(p)])
         numbers = {id(p): i for i, p in enumerate(ordered)}
-        flats: dict[int, torch.Tensor] = {}
+        low = offsets[id(ordered[0])]
+        high = offsets[id(ordered[-1])] + ordered[-1].nbytes
+        # All its tensors are views of one: whoever writes to one of them changes its version.
+        base = over(vbar, vbar.address + low, high - low)
         swaps = []
         for b in bindings:
-            number = numbers[id(b.piece)]
-            if number not in flats:
-                flats[number] = over(vbar, vbar.address + offsets[id(b.piece)], b.piece.nbytes)
-            swaps.append((b.place, b.key, b.parked, real(b.parked, flats[number]), number))
+            at = offsets[id(b.piece)] - low
+            made = real(b.parked, base[at : at + b.piece.nbytes])
+            swaps.append((b.place, b.key, b.parked, made, numbers[id(b.piece)]))
         places = [(offsets[id(p)], p.nbytes, p.host.data_ptr()) for p in ordered]
         super().__init__(vbar, places, swaps)
+        self.base, self.version = base, base._version
+        self.model: weakref.ref[Model] | None = None
         self.name = choice.name
         self.span = choice.span
         self.run = len(choice.members) > 1
@@ -88,6 +93,13 @@ class Unit(_core.Unit):
         self.views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self.wants_grad = any(b.parked.requires_grad for b in bindings)
 
+    def _written(self) -> None:
+        """Called on the way out, before its tensors are parked: one of them was written to."""
+        self.version = self.base._version
+        model = self.model and self.model()
+        if model is not None:
+            model.save_written(self)
+
 
 def over(owner: Any, address: int, size: int) -> torch.Tensor:
     """Bytes at an address on the GPU."""
@@ -98,11 +110,13 @@ def over(owner: Any, address: int, size: int) -> torch.Tensor:
 def real(parked: Parked, flat: torch.Tensor) -> torch.Tensor:
     """The tensor that stands for a parked one, over these bytes."""
     with torch.inference_mode(False):
-        made = parked._piece.view(
-            parked.dtype, parked.size(), parked.stride(), parked.storage_offset(), of=flat
-        )
+        item = parked.dtype.itemsize
+        whole = flat[: flat.numel() // item * item].view(parked.dtype)
+        offset = whole.storage_offset() + parked.storage_offset()
+        made = whole.as_strided(parked.size(), parked.stride(), offset).detach()
         if parked._is_param:
             made = nn.Parameter(made, requires_grad=False)
+        made._ebbtide_version = made._version
         for name, value in parked.__dict__.items():
             if name not in ("_piece", "_is_param"):
                 setattr(made, name, value)
@@ -200,10 +214,16 @@ class Model:
         self.keep = Keep([])
         self.warned = False
         self.handed: list[Piece] = []  # whose bytes have been given out by state_dict()
+        self.staying = WeakTensorKeyDictionary()  # buffers that were seen to be written
         self.largest = 0
         self.station.models.add(self)
         self.gates.add(Gate(root, self, "", root=True))
         self.plan()
+
+    def __del__(self) -> None:
+        # Nobody will use what is on its way, and the ring cannot go before it.
+        with contextlib.suppress(AttributeError, _core.Error):
+            self.drop_loads()
 
     @property
     def tracking(self) -> bool:
@@ -237,7 +257,7 @@ class Model:
     def _pageable(self, tensor: torch.Tensor, buffer: bool) -> bool:
         if isinstance(tensor, Parked):
             return True
-        if buffer and tensor.nbytes <= KEPT_BUFFER:
+        if buffer and (tensor.nbytes <= KEPT_BUFFER or tensor in self.staying):
             return False
         return units.is_plain(tensor)
 
@@ -390,6 +410,7 @@ class Model:
         if kept is not None:
             piece = Piece(kept[0], self.torch_device)
             if kept[1] is not None:
+                piece.borrowed = True
                 weakref.finalize(piece, kept[1]).atexit = False
             return piece, 0
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
@@ -460,6 +481,7 @@ class Model:
         for choice in choices:
             held = [b for module in choice.owners for b in bindings[module]]
             unit = by_choice[id(choice)] = Unit(choice, self.vbar, held, offsets)
+            unit.model = weakref.ref(self)
             self.units.append(unit)
         for choice in choices:
             self._put_gates(choice, by_choice[id(choice)])
@@ -548,10 +570,14 @@ class Model:
     def _see_touched(self) -> None:
         """Weights that were read while their units were not entered: whoever reads them is above them."""
         found = set()
+        by_name = {name: module for module, name in self.names.items()}
         for b in self.bindings:
             module = b.module()
             if id(b.piece) in self.touched and module is not None:
-                found.add(self.names.get(module, "").rpartition(".")[0])
+                name = self.names.get(module, "").rpartition(".")[0]
+                while name and isinstance(by_name.get(name), units.NEVER_CALLED):
+                    name = name.rpartition(".")[0]
+                found.add(name)
         new = frozenset(name for name in found if name and name not in self.atomic)
         if new:
             self.atomic |= new
@@ -671,7 +697,11 @@ class Model:
         if unit.bare:
             unit.bare -= 1
             return
-        unit.leave()
+        try:
+            if unit.depth == 1 and unit.load is not None and unit.load.cargo:
+                self.save_written(unit)
+        finally:
+            unit.leave()
         load = unit.load
         if load is None:
             return
@@ -682,6 +712,38 @@ class Model:
             if not unit.depth:
                 unit.load = None
                 self.prefetch()
+
+    def save_written(self, unit: Unit) -> None:
+        """Weights that the model itself has written to: the host gets their values. Buffers stay on
+        the GPU, for they are likely to be written again."""
+        for b in unit.bindings:
+            made = b.place[b.key]
+            since = getattr(made, "_ebbtide_version", None)  # None: somebody else's
+            if since is None or since == made._version:
+                continue
+            made._ebbtide_version = made._version
+            with torch.no_grad():
+                values, old = made.detach().cpu(), host_values(b.parked)
+                if torch.equal(_raw(values), _raw(old)):
+                    continue
+                b.piece.before_write()
+                host_values(b.parked).copy_(values)
+                b.piece.changed()
+                if not b.parked._is_param and self._alone(b):
+                    self._let_stay(b, made.detach().clone())
+
+    def _alone(self, binding: Binding) -> bool:
+        return all(b.parked is binding.parked for b in self.bindings if b.piece is binding.piece)
+
+    def _let_stay(self, binding: Binding, plain: torch.Tensor) -> None:
+        """A buffer is a plain tensor of the GPU from now on."""
+        try:
+            torch.utils.swap_tensors(binding.parked, plain)
+            plain = binding.parked
+        except RuntimeError:
+            binding.place[binding.key] = plain
+        self.staying[plain] = True
+        self.dirty()
 
     def _discard(self, unit: Unit) -> None:
         load, unit.load = unit.load, None
@@ -802,6 +864,11 @@ def host_values(parked: Parked) -> torch.Tensor:
     from ebbtide._offload.parked import host_of
 
     return host_of(parked)
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes, in the order of its elements."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _real_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -24,7 +24,16 @@ aten = torch.ops.aten
 class Piece:
     """The bytes of one storage, on the host: what one or more parked tensors look at."""
 
-    __slots__ = ("__weakref__", "device", "handed", "host", "model", "nbytes", "version")
+    __slots__ = (
+        "__weakref__",
+        "borrowed",
+        "device",
+        "handed",
+        "host",
+        "model",
+        "nbytes",
+        "version",
+    )
 
     def __init__(self, host: torch.Tensor, device: torch.device) -> None:
         self.host = host  # bytes, one dimension
@@ -32,6 +41,7 @@ class Piece:
         self.device = device
         self.model: weakref.ref[Model] | None = None
         self.handed = False  # views of it have been given out
+        self.borrowed = False  # a file's: not to be written
         self.version = host._version
 
     def view(
@@ -53,6 +63,12 @@ class Piece:
     def before_write(self) -> None:
         """Nothing may be reading it any more when it changes."""
         torch.cuda.synchronize(self.device)
+        if self.borrowed:
+            self.host, self.borrowed = self.host.clone(), False
+            self.version = self.host._version
+            model = self.model and self.model()
+            if model is not None:
+                model.dirty()
 
     def changed(self) -> None:
         """Its bytes are others: no copy of them counts."""
