@@ -761,7 +761,7 @@ class Model:
 
     def prefetch(self) -> None:
         """Bring what comes next, as far as the ring goes."""
-        for unit in self.sequence.ahead(len(self.sequence.known)):
+        for unit in self.sequence.ahead():
             if unit.depth or unit.load is not None or unit.resident == unit.bytes:
                 continue
             if not self._fetch(unit):

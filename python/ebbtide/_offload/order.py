@@ -7,7 +7,7 @@ of the model fits: every prefix of spread()'s order is.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 U = TypeVar("U", bound=Hashable)
@@ -78,17 +78,15 @@ class Sequence_(Generic[U]):
         self.now = []
         return changed
 
-    def ahead(self, most: int) -> list[U]:
-        """What comes next, beyond the end of the pass too, each once."""
-        count = len(self.known)
-        found: list[U] = []
+    def ahead(self) -> Iterator[U]:
+        """What comes next, beyond the end of the pass too, each once: as far as it is asked for."""
+        known, count = self.known, len(self.known)
+        seen: set[int] = set()
         for step in range(1, count + 1):
-            unit = self.known[(self.at + step) % count]
-            if all(unit is not other for other in found):
-                found.append(unit)
-            if len(found) == most:
-                break
-        return found
+            unit = known[(self.at + step) % count]
+            if id(unit) not in seen:
+                seen.add(id(unit))
+                yield unit
 
 
 def _same(one: list[U], other: list[U]) -> bool:
