@@ -88,27 +88,30 @@ static PyObject *mover_set_ring(PyObject *self, PyObject *bytes)
     return answer(m, status);
 }
 
-/* fetch(unit): (cargo, the address of each piece in the ring, 0 where it is resident); None: the ring
-   has no room now. */
-static PyObject *mover_fetch(PyObject *self, PyObject *of)
+/* fetch(unit, first, count): (cargo, the address of each of these pieces in the ring, 0 where it is
+   resident); None: the ring has no room now. */
+static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
 {
     mover *m = (mover *)self;
-    const state *s = state_of(self);
-    if (!s)
-        return NULL;
-    if (!PyObject_TypeCheck(of, s->types[UNIT])) {
-        PyErr_Format(PyExc_TypeError, "a unit is fetched, not %R", of);
-        return NULL;
-    }
-    size_t count = 0;
+    PyObject *of;
+    Py_ssize_t first, count;
+    size_t all = 0;
     ebb_vbar handle;
-    piece *pieces = unit_pieces((unit *)of, &count, &handle);
+    const state *s = state_of(self);
+    if (!s || !PyArg_ParseTuple(arguments, "O!nn", s->types[UNIT], &of, &first, &count))
+        return NULL;
+    piece *pieces = unit_pieces((unit *)of, &all, &handle);
     if (!m->handle || !pieces)
         return fail(m->device, EBB_GONE, "the mover was closed");
-    ebb_load *loads = calloc(count + 1, sizeof *loads);
+    if (first < 0 || count < 1 || (size_t)first > all || (size_t)count > all - (size_t)first) {
+        PyErr_SetString(PyExc_IndexError, "the unit has no such pieces");
+        return NULL;
+    }
+    pieces += first;
+    ebb_load *loads = calloc((size_t)count, sizeof *loads);
     if (!loads)
         return PyErr_NoMemory();
-    for (size_t i = 0; i < count; i++)
+    for (Py_ssize_t i = 0; i < count; i++)
         loads[i] = (ebb_load){.offset = pieces[i].offset,
                               .bytes = pieces[i].bytes,
                               .host = pieces[i].host,
@@ -116,23 +119,20 @@ static PyObject *mover_fetch(PyObject *self, PyObject *of)
     uint64_t cargo = 0;
     ebb_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ebb_mover_fetch(m->handle, handle, loads, count, &cargo);
+    status = ebb_mover_fetch(m->handle, handle, loads, (size_t)count, &cargo);
     Py_END_ALLOW_THREADS
-    PyObject *list = NULL, *result = NULL;
-    if (status == EBB_OK || status == EBB_OFFLOADED)
-        for (size_t i = 0; i < count; i++)
-            pieces[i].signature = loads[i].signature;
-    if (status == EBB_OK)
-        list = PyList_New((Py_ssize_t)count);
-    for (size_t i = 0; list && i < count; i++)
-        if (PyList_SetItem(list, (Py_ssize_t)i, PyLong_FromUnsignedLongLong(loads[i].staged)))
+    for (Py_ssize_t i = 0; i < count; i++)
+        pieces[i].signature = loads[i].signature;
+    PyObject *list = status == EBB_OK ? PyList_New(count) : NULL;
+    for (Py_ssize_t i = 0; list && i < count; i++)
+        if (PyList_SetItem(list, i, PyLong_FromUnsignedLongLong(loads[i].staged)))
             Py_CLEAR(list);
     free(loads);
     if (list)
-        result = Py_BuildValue("(KN)", (unsigned long long)cargo, list);
+        return Py_BuildValue("(KN)", (unsigned long long)cargo, list);
     if (status == EBB_OFFLOADED)
         Py_RETURN_NONE;
-    return status == EBB_OK ? result : answer(m, status);
+    return status == EBB_OK ? NULL : answer(m, status);
 }
 
 static int cargo_and_stream(mover *m, PyObject *given, uint64_t *cargo, ebb_stream *stream)
@@ -276,8 +276,9 @@ static PyMethodDef mover_methods[] = {
     {"close", mover_close, METH_NOARGS, "close($self, /)\n--\n\nGive everything back."},
     {"set_ring", mover_set_ring, METH_O,
      "set_ring($self, bytes, /)\n--\n\nThe ring's size: whether it could be had."},
-    {"fetch", mover_fetch, METH_O,
-     "fetch($self, unit, /)\n--\n\nBring a unit's weights: into the VBAR, or the ring."},
+    {"fetch", mover_fetch, METH_VARARGS,
+     "fetch($self, unit, first, count, /)\n--\n\n"
+     "Bring pieces of a unit: into the VBAR, or the ring."},
     {"use", mover_use, METH_O,
      "use($self, cargo, /)\n--\n\nThe current stream waits until it has arrived."},
     {"done", mover_done, METH_O,

@@ -13,6 +13,7 @@ import contextlib
 import threading
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,16 +21,20 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ebbtide import _core
+from ebbtide import _attach, _core
 from ebbtide._offload import host, units
 from ebbtide._offload.gates import Gate, Keep
 from ebbtide._offload.order import Sequence_, spread
-from ebbtide._offload.parked import Parked, Piece, park
+from ebbtide._offload.parked import Parked, Piece, host_of, park
+from ebbtide._offload.station import Load, Station, chunks
 from ebbtide.vbar import VBAR, Device
 
+KEPT_SPAN = 32 << 20  # so do weights of modules that hold units, up to this size
 KEPT_BUFFER = (
     256 << 10
 )  # buffers up to this size stay on the GPU: they are written more often than not
+SLACK = 8 << 20  # bytes that are nobody's
+PASSES = 8  # that tensors' needs are remembered for
 STRANGE = 3  # passes in another order, each time, after which the layout is thought over
 VIEWS = 6  # places in the ring for which a weight's tensors are kept
 
@@ -46,17 +51,6 @@ class Binding:
         self.name = name
         self.parked = parked
         self.piece = parked._piece
-
-
-class Load:
-    """A unit's weights on their way: which are staged where."""
-
-    __slots__ = ("cargo", "staged", "users")
-
-    def __init__(self, cargo: int, staged: list[int]) -> None:
-        self.cargo = cargo
-        self.staged = staged
-        self.users = 0
 
 
 class Unit(_core.Unit):
@@ -86,6 +80,7 @@ class Unit(_core.Unit):
         self.run = len(choice.members) > 1
         self.bytes = sum(p.nbytes for p in ordered)
         self.pieces = ordered
+        self.chunks = chunks([p.nbytes for p in ordered])
         self.numbers = numbers
         self.bindings = bindings
         self.load: Load | None = None
@@ -121,53 +116,6 @@ def real(parked: Parked, flat: torch.Tensor) -> torch.Tensor:
             if name not in ("_piece", "_is_param"):
                 setattr(made, name, value)
         return made
-
-
-class Station:
-    """What the models on one GPU share: the device and its mover."""
-
-    _all: weakref.WeakValueDictionary[int, Station] = weakref.WeakValueDictionary()
-    _lock = threading.Lock()
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.device = Device(index)
-        self.mover = _core.Mover(self.device)
-        self.ring = 0
-        self.models: weakref.WeakSet[Model] = weakref.WeakSet()
-        self.lock = threading.RLock()
-
-    @classmethod
-    def of(cls, index: int) -> Station:
-        with cls._lock:
-            found = cls._all.get(index)
-            if found is None:
-                found = cls._all[index] = cls(index)
-            return found
-
-    def __del__(self) -> None:
-        # The last model is gone. Its host memory may still be looked at, and keeps the mover.
-        with contextlib.suppress(AttributeError, _core.Error):
-            self.mover.set_ring(0)
-
-    def want_ring(self) -> bool:
-        """A ring for two of the largest units, or at least one."""
-        models = list(self.models)
-        wanted = max((m.slots * m.largest for m in models), default=0)
-        if self.ring >= wanted:
-            return False
-        for model in models:
-            model.drop_loads()
-        for size in (wanted, max(m.largest for m in models)):
-            if size <= self.ring:
-                return False
-            try:
-                if self.mover.set_ring(size):
-                    self.ring = size
-                    return True
-            except _core.Busy:
-                return False
-        return False
 
 
 class Model:
@@ -216,6 +164,9 @@ class Model:
         self.handed: list[Piece] = []  # whose bytes have been given out by state_dict()
         self.staying = WeakTensorKeyDictionary()  # buffers that were seen to be written
         self.largest = 0
+        self.peaks: deque[int] = deque(maxlen=PASSES)  # what tensors held, pass by pass
+        self.room = -1  # for weights that stay
+        self.fits = False
         self.station.models.add(self)
         self.gates.add(Gate(root, self, "", root=True))
         self.plan()
@@ -279,8 +230,8 @@ class Model:
             raise ValueError(f"{name} has no values (it is on the meta device): load them first")
         if isinstance(tensor, Parked):
             with torch.no_grad():
-                plain = torch.empty_like(host_values(tensor), device=self.torch_device)
-                plain.copy_(host_values(tensor))
+                plain = torch.empty_like(host_of(tensor), device=self.torch_device)
+                plain.copy_(host_of(tensor))
             if tensor._is_param:
                 plain = nn.Parameter(plain, tensor.requires_grad)
             torch.utils.swap_tensors(tensor, plain)
@@ -433,8 +384,9 @@ class Model:
         else:
             calls = self.calls
         choices = units.choose(root, self._own_bytes, self.atomic, calls)
+        choices = [c for c in choices if not self._is_kept(c, choices)]
         bindings = self.adopt(choices)
-        self._keep_the_rest()
+        self._keep_the_rest({module for choice in choices for module in choice.owners})
         self.bindings = [b for found in bindings.values() for b in found]
         for gate in self.gates:
             gate.unit = None
@@ -449,11 +401,23 @@ class Model:
         self.tracking = True
         self.sequence = Sequence_()
         self.largest = max((u.bytes for u in self.units if not u.span), default=0)
+        self.room = -1
+        self.balance()
 
-    def _keep_the_rest(self) -> None:
+    def _is_kept(self, choice: units.Choice, choices: list[units.Choice]) -> bool:
+        """A few weights that a module needs all the time it runs, beside the units in it."""
+        if not choice.span or choice.bytes > KEPT_SPAN:
+            return False
+        (module,) = choice.owners
+        own = {id(t) for _, _, t, _ in self._places(module)}
+        others = [m for c in choices if c is not choice for m in c.owners]
+        return not any(id(t) in own for m in others for _, _, t, _ in self._places(m))
+
+    def _keep_the_rest(self, owners: set[nn.Module]) -> None:
         for module, name in list(self.names.items()):
             for place, key, tensor, buffer in list(self._places(module)):
-                if not self._pageable(tensor, buffer) or self._excluded(name):
+                kept = module not in owners
+                if kept or not self._pageable(tensor, buffer) or self._excluded(name):
                     self._keep(place, key, tensor, f"{name}.{key}" if name else key)
 
     def _lay_out(
@@ -540,6 +504,7 @@ class Model:
         self.touched.clear()
         self.sequence.begin()
         self.slow = 0
+        self.balance()
 
     def _end(self) -> None:
         """What the pass has shown."""
@@ -547,6 +512,7 @@ class Model:
             return
         if self._busy():
             return
+        self.balance()
         changed = self.tracking and self.sequence.end()
         self.strange = self.strange + 1 if changed else 0
         if self.touched:
@@ -562,6 +528,8 @@ class Model:
         elif not self.slow:
             self.tracking = False
         if self.slow:
+            # What PyTorch keeps and does not use may be more than this pass needed.
+            _attach.make_room(self.index, self.largest)
             self.prefetch()
 
     def _busy(self) -> bool:
@@ -623,43 +591,48 @@ class Model:
 
     def _enter(self, unit: Unit) -> None:
         if unit.depth:
-            if unit.load is not None and unit.load.cargo:
-                self.mover.use(unit.load.cargo)
+            if unit.load is not None:
+                unit.load.use(self.mover)
             unit.enter_again()
             return
         for _ in range(3):
-            if unit.load is None and not self._fetch(unit, demand=True):
+            if not self._fetch(unit, demand=True):
                 break
             load = unit.load
             assert load is not None
-            if load.cargo:
-                self.mover.use(load.cargo)
-                load.users += 1
+            load.use(self.mover)
             if unit.enter_with(load.staged, self._reals(unit, load.staged)):
                 return
-            self._discard(unit)
+            load.done(self.mover)
+            unit.load = None
             if unit.stale:
                 break
         # No room for it all: its weights come one by one, as they are used.
+        self._discard(unit)
         unit.bare += 1
         self.bare_entries += 1
 
     def _fetch(self, unit: Unit, demand: bool = False) -> bool:
-        if unit.span and not demand:
-            return False
-        found = self.mover.fetch(unit)
-        if found is None and self.station.want_ring():
-            found = self.mover.fetch(unit)
-        if found is None and demand:
+        """Send for a unit, or for what is missing: whether all of it is there, or on its way."""
+        if unit.span:
+            # In the ring it would be in everybody's way, for as long as it is needed.
+            return not demand
+        if unit.load is None:
+            unit.load = Load()
+        load = unit.load
+        whole = load.advance(self.mover, unit)
+        if not whole and (not load.cargoes or demand) and self.station.want_ring():
+            load = unit.load = unit.load or Load()
+            whole = load.advance(self.mover, unit)
+        if not whole and demand:
+            # What others have in the ring, and do not use yet, must go.
             for model in list(self.station.models):
-                model.drop_loads()
-            found = self.mover.fetch(unit)
-        if found is None:
-            return False
+                model.drop_loads(but=unit)
+            whole = load.advance(self.mover, unit)
         # What is resident by now needs no keeping: it is looked for where it is.
-        if found[0] or demand:
-            unit.load = Load(*found)
-        return True
+        if not load.cargoes and not demand:
+            unit.load = None
+        return whole
 
     def _reals(self, unit: Unit, staged: list[int]) -> list[Any]:
         """For each swap the tensor over its place in the ring; None: the VBAR's own."""
@@ -698,7 +671,7 @@ class Model:
             unit.bare -= 1
             return
         try:
-            if unit.depth == 1 and unit.load is not None and unit.load.cargo:
+            if unit.depth == 1 and unit.load is not None and unit.load.cargoes:
                 self.save_written(unit)
         finally:
             unit.leave()
@@ -706,9 +679,7 @@ class Model:
         if load is None:
             return
         with self.lock:
-            if load.cargo:
-                self.mover.done(load.cargo)
-                load.users -= 1
+            load.done(self.mover)
             if not unit.depth:
                 unit.load = None
                 self.prefetch()
@@ -723,11 +694,11 @@ class Model:
                 continue
             made._ebbtide_version = made._version
             with torch.no_grad():
-                values, old = made.detach().cpu(), host_values(b.parked)
+                values, old = made.detach().cpu(), host_of(b.parked)
                 if torch.equal(_raw(values), _raw(old)):
                     continue
                 b.piece.before_write()
-                host_values(b.parked).copy_(values)
+                host_of(b.parked).copy_(values)
                 b.piece.changed()
                 if not b.parked._is_param and self._alone(b):
                     self._let_stay(b, made.detach().clone())
@@ -747,25 +718,53 @@ class Model:
 
     def _discard(self, unit: Unit) -> None:
         load, unit.load = unit.load, None
-        if load is not None and load.cargo:
-            if load.users:
-                self.mover.done(load.cargo)
-            else:
-                self.mover.drop(load.cargo)
+        if load is not None:
+            load.drop(self.mover)
 
-    def drop_loads(self) -> None:
+    def drop_loads(self, but: Unit | None = None) -> None:
         """Give the ring back what is not in use."""
         for unit in self.units:
-            if unit.load is not None and not unit.depth:
+            if unit.load is not None and not unit.depth and not unit.load.used and unit is not but:
                 self._discard(unit)
 
     def prefetch(self) -> None:
         """Bring what comes next, as far as the ring goes."""
         for unit in self.sequence.ahead():
-            if unit.depth or unit.load is not None or unit.resident == unit.bytes:
+            if unit.depth or unit.resident == unit.bytes:
                 continue
             if not self._fetch(unit):
                 return
+
+    def ring_size(self) -> int:
+        """How much of the GPU is to be for weights in passing: a little less than what the largest units
+        need, for memory comes in pieces."""
+        wanted = self.slots * self.largest
+        return max(wanted - min(SLACK, wanted // 32), self.largest)
+
+    def balance(self) -> None:
+        """How much of the GPU is for weights that stay: what PyTorch's tensors, which come first, have
+        left of it lately. A weight in use cannot give way to them, so it must not be in their place."""
+        if self.vbar is None:
+            return
+        device = self.station.device.stats()
+        tensors = device["held"] - device["resident"] - device["unused"] - device["poisoned"]
+        self.peaks.append(tensors)
+        size = self.vbar.stats()["bytes"]
+        room = min(device["limit"], device["total"] - device["headroom"])
+        room -= max(self.peaks) + SLACK
+        if self.learning and room < size + 4 * self.largest + size // 8:
+            room = 0  # what it takes is not known yet: nothing stays
+        elif room < size:
+            room -= self.ring_size()
+        room = max(room, 0)
+        self.fits = room >= size
+        if self.fits and self.station.ring:
+            self.station.trim()
+        if room != self.room:
+            self.room = room
+            self.vbar.watermark_limit = min(room, size)
+            if room >= size or self.vbar.watermark < min(room, size):
+                self.vbar.watermark = min(room, size)
 
     # ---- what the handle asks for ------------------------------------------------------------------
 
@@ -860,12 +859,6 @@ class Model:
             unit.stale = 1
 
 
-def host_values(parked: Parked) -> torch.Tensor:
-    from ebbtide._offload.parked import host_of
-
-    return host_of(parked)
-
-
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
     """Its bytes, in the order of its elements."""
     return tensor.contiguous().view(-1).view(torch.uint8)
@@ -880,7 +873,7 @@ def _real_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata
             model = piece.model and piece.model()
             if model is not None and piece not in model.handed:
                 model.handed.append(piece)
-            state[name] = host_values(value)
+            state[name] = host_of(value)
 
 
 _real_values.ebbtide = True  # type: ignore[attr-defined]

@@ -1,0 +1,129 @@
+"""What the models on one GPU share: the device, its mover and its ring; and weights on their way."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from ebbtide import _core
+from ebbtide.vbar import Device
+
+if TYPE_CHECKING:
+    from ebbtide._offload.model import Model, Unit
+
+CHUNKS = 8  # a unit is brought in about so many parts, so that a part of the ring is used, too
+
+
+class Station:
+    """A GPU, for the models that are offloaded from it. It goes with the last of them."""
+
+    _all: weakref.WeakValueDictionary[int, Station] = weakref.WeakValueDictionary()
+    _lock = threading.Lock()
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.device = Device(index)
+        self.mover = _core.Mover(self.device)
+        self.ring = 0
+        self.models: weakref.WeakSet[Model] = weakref.WeakSet()
+
+    @classmethod
+    def of(cls, index: int) -> Station:
+        with cls._lock:
+            found = cls._all.get(index)
+            if found is None:
+                found = cls._all[index] = cls(index)
+            return found
+
+    def __del__(self) -> None:
+        # The last model is gone. Its host memory may still be looked at, and keeps the mover.
+        with contextlib.suppress(AttributeError, _core.Error):
+            self.mover.set_ring(0)
+
+    def drop_loads(self) -> None:
+        """What no model is using yet goes out of the ring."""
+        for model in list(self.models):
+            model.drop_loads()
+
+    def set_ring(self, size: int) -> bool:
+        """Another size of the ring, if nothing in it is in use."""
+        self.drop_loads()
+        try:
+            if self.mover.set_ring(size):
+                self.ring = size
+                return True
+        except _core.Busy:
+            pass
+        self.ring = self.mover.stats()["ring"]
+        return False
+
+    def trim(self) -> None:
+        """Nothing passes through the ring if every model fits."""
+        if all(model.fits for model in list(self.models)):
+            self.set_ring(0)
+
+    def want_ring(self) -> bool:
+        """A ring as large as its models want it, or at least as one unit: whether it is larger now."""
+        models = list(self.models)
+        wanted = max((m.ring_size() for m in models), default=0)
+        if self.ring >= wanted:
+            return False
+        least = max(m.largest for m in models)
+        return self.set_ring(wanted) or (self.ring < least < wanted and self.set_ring(least))
+
+
+class Load:
+    """A unit's weights on their way: as many of its parts as have been sent for."""
+
+    __slots__ = ("cargoes", "staged", "used")
+
+    def __init__(self) -> None:
+        self.staged: list[int] = []  # of each piece so far, its place in the ring; 0: it is resident
+        self.cargoes: list[int] = []
+        self.used = 0  # times that it has been entered and not left
+
+    def advance(self, mover: _core.Mover, unit: Unit) -> bool:
+        """Send for more, as far as the ring has room: whether that was all."""
+        for count in unit.chunks[len(self.staged) :]:
+            found = mover.fetch(unit, len(self.staged), count) if count else (0, [])
+            if found is None:
+                return False
+            if found[0]:
+                self.cargoes.append(found[0])
+            self.staged += found[1]
+        return len(self.staged) == len(unit.pieces)
+
+    def use(self, mover: _core.Mover) -> None:
+        for i, cargo in enumerate(self.cargoes):
+            try:
+                mover.use(cargo)
+            except BaseException:
+                for before in self.cargoes[:i]:
+                    mover.done(before)
+                raise
+        self.used += 1
+
+    def done(self, mover: _core.Mover) -> None:
+        self.used -= 1
+        for cargo in self.cargoes:
+            mover.done(cargo)
+
+    def drop(self, mover: _core.Mover) -> None:
+        for cargo in self.cargoes:
+            mover.drop(cargo)
+
+
+def chunks(sizes: list[int]) -> list[int]:
+    """How many pieces to send for together, if as many as stand before it have been: for each piece, 0
+    inside of a chunk."""
+    target = sum(sizes) // CHUNKS
+    counts = [0] * len(sizes)
+    start, total = 0, 0
+    for i, size in enumerate(sizes):
+        total += size
+        counts[start] += 1
+        if total >= target:
+            start, total = i + 1, 0
+    return counts
