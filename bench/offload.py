@@ -213,15 +213,11 @@ def unlimited() -> None:
     """As if no model had been offloaded yet: no limit, and nothing kept for later."""
     empty()
     if ebbtide.is_attached():
-        ebbtide.Device(0).limit = 1 << 62
-        ebbtide.Device(0).trim()
-
-
-def held() -> int:
-    """What counts against the limit."""
-    if ebbtide.is_attached():
-        return ebbtide.Device(0).stats()["held"]
-    return torch.cuda.memory_reserved()
+        device = ebbtide.Device(0)
+        with contextlib.suppress(ebbtide.Busy):
+            device.limit = torch.cuda.memory_reserved()  # what is only kept goes
+        device.limit = 1 << 62
+        device.trim()
 
 
 class Watch:
@@ -242,7 +238,7 @@ def on_share(link: Link, plain: Plain, share: int, tokens_list: list[int]) -> No
     kind = plain.kind
     model = kind.make("cpu")
     unlimited()
-    base_held, base_used = held(), used()
+    base_held, base_used = torch.cuda.memory_reserved(), used()
     start = time.perf_counter()
     to_keep = share * plain.weights // 100
     handle = ebbtide.offload(model, limit=base_held + to_keep + plain.weights // 4)
@@ -431,7 +427,7 @@ def ours_at(
     activations: int,
 ) -> float:
     unlimited()
-    base = held()
+    base = torch.cuda.memory_reserved()
     model = kind.make("cpu")
     handle = ebbtide.offload(model, limit=base + share * weights // 100 + weights // 4)
     limit = base + share * weights // 100 + activations + 2 * handle.stats()["largest_unit"]
@@ -534,7 +530,7 @@ def measure_generate() -> None:
     model = make("cpu")
     link = Link()
     unlimited()
-    base = held()
+    base = torch.cuda.memory_reserved()
     handle = ebbtide.offload(model, limit=base + weights)
     limit = base + weights // 2 + activations + 2 * handle.stats()["largest_unit"]
     ebbtide.Device(0).limit = limit
