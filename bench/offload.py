@@ -1,0 +1,591 @@
+"""How close an offloaded model comes to what the link and the GPU allow.
+
+    python bench/offload.py [--json] [--part NAME ...]                            on a GPU
+    ebbtide run --sim 4GiB --clock virtual bench/offload.py --small [--json]      on a simulated one
+
+A model of which a share is resident cannot be faster than the bound: the larger of the time that
+the link needs for the rest, and the time of a step of the resident model beside a bare loop that
+copies as many bytes. Both are measured in the same run. The limit is what must be: the share, the
+activations, and two of the largest units; the resident model lies beside it, for comparison, and is
+not counted.
+
+Parts: llama, dit, linears (shares of them resident); resident (all of it); accelerate; generate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import gc
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import offload_models as models
+import torch
+from torch import nn
+
+import ebbtide
+
+MIB = 1 << 20
+options: argparse.Namespace
+failures = 0
+began = time.perf_counter()
+
+
+# ---- telling -------------------------------------------------------------------------------------
+
+
+def tell(metric: str, value: float, unit: str) -> None:
+    if options.json:
+        line = {"bench": "offload", "metric": metric, "value": round(value, 4), "unit": unit}
+        print(json.dumps(line), flush=True)
+    else:
+        print(f"  {metric:<52} {value:12.4f} {unit}", flush=True)
+
+
+def say(words: str) -> None:
+    """Progress, which is no result."""
+    print(f"# {time.perf_counter() - began:6.1f} s  {words}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def case(name: str) -> Iterator[None]:
+    """A failure is a result, too, and the others are still to come."""
+    global failures
+    try:
+        yield
+    except Exception as error:
+        failures += 1
+        traceback.print_exc()
+        say(f"{name} FAILED: {type(error).__name__}: {error}")
+        tell(f"{name}_failed", 1, "times")
+        error.__traceback__ = None  # it holds tensors
+    empty()
+
+
+COLUMNS = (
+    # metric, heading, unit, format
+    ("step", "step", "ms", "9.3f"),
+    ("bound", "bound", "ms", "9.3f"),
+    ("share_of_bound", "of bound", "%", "8.1f"),
+    ("resident_step", "resident", "ms", "9.3f"),
+    ("resident_step_beside_copies", "beside", "ms", "9.3f"),
+    ("link_time", "link", "ms", "9.3f"),
+    ("streamed", "streamed", "MiB", "8.0f"),
+    ("to_stream", "must", "MiB", "8.0f"),
+    ("held", "held", "MiB", "8.0f"),
+    ("held_by_the_drivers_count", "driver's", "MiB", "8.0f"),
+    ("limit", "limit", "MiB", "8.0f"),
+    ("bit_equal", "equal", "of 1", "5.0f"),
+)
+
+
+def heading(title: str) -> None:
+    if options.json:
+        return
+    width = [int(form.split(".")[0]) for *_, form in COLUMNS]
+    words = (f"{head:>{w}}" for (_, head, _, _), w in zip(COLUMNS, width, strict=True))
+    print(f"\n{title}\n{'tokens':>7} {'share':>6} " + " ".join(words), flush=True)
+
+
+def row(name: str, tokens: int, share: int, values: dict[str, float]) -> None:
+    if options.json:
+        for metric, _, unit, _ in COLUMNS:
+            tell(f"{name}_{tokens}_tokens_{share}%_{metric}", values[metric], unit)
+    else:
+        cells = (f"{values[metric]:{form}}" for metric, _, _, form in COLUMNS)
+        print(f"{tokens:>7} {share:>5}% " + " ".join(cells), flush=True)
+
+
+# ---- measuring -----------------------------------------------------------------------------------
+
+
+def empty() -> None:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()  # PyTorch keeps them for good otherwise
+    torch.cuda.empty_cache()
+
+
+def used() -> int:
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def timed(function: Callable[[], Any], steps: int) -> float:
+    """Milliseconds of one of several steps in a row, by the GPU's clock."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(steps):
+        function()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / steps
+
+
+def in_turn(functions: dict[str, Callable[[], Any]], rounds: int, steps: int) -> dict[str, float]:
+    """Medians of measurements that are taken in turn."""
+    took: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            took[name].append(timed(function, steps))
+    return {name: statistics.median(times) for name, times in took.items()}
+
+
+class Link:
+    """A bare loop of large copies from pinned memory, on a stream of its own."""
+
+    def __init__(self) -> None:
+        self.size = 32 * MIB if options.small else 512 * MIB
+        self.host = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
+        self.host.fill_(1)
+        self.target = torch.empty(self.size, dtype=torch.uint8, device="cuda")
+        self.stream = torch.cuda.Stream()
+        rates = []
+        for _ in range(5):
+            rates.append(self.size / timed(self._copy, 4) * 1e3)
+        self.rate = max(rates)
+
+    def _copy(self) -> None:
+        self.target.copy_(self.host, non_blocking=True)
+
+    def beside(self, function: Callable[[], Any], size: int) -> Callable[[], Any]:
+        """The function, and beside it copies of so many bytes."""
+
+        def both() -> Any:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                left = size
+                while left > 0:
+                    part = min(left, self.size)
+                    self.target[:part].copy_(self.host[:part], non_blocking=True)
+                    left -= part
+            return function()
+
+        return both
+
+
+def flat(result: Any) -> list[torch.Tensor]:
+    tensors = result if isinstance(result, tuple) else (result,)
+    return [t.detach().cpu() for t in tensors]
+
+
+def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(
+        torch.equal(a.view(torch.int16), b.view(torch.int16))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+class Plain:
+    """The model as PyTorch has it, resident, and what it takes."""
+
+    def __init__(self, kind: models.Kind) -> None:
+        self.kind = kind
+        unlimited()
+        before = torch.cuda.memory_reserved()
+        self.model = kind.make("cuda", in_one=True)
+        empty()
+        self.weights = models.weight_bytes(self.model)
+        self.reserved = torch.cuda.memory_reserved() - before
+        self.known: dict[int, list[torch.Tensor]] = {}
+
+    def reference(self, inputs: tuple[torch.Tensor, ...], tokens: int) -> int:
+        """Compute what is right, once; the activations' peak."""
+        empty()
+        before = torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):
+            result = self.model(*inputs)
+        peak = torch.cuda.max_memory_reserved() - before
+        self.known[tokens] = flat(result)
+        return peak
+
+
+def unlimited() -> None:
+    """As if no model had been offloaded yet: no limit, and nothing kept for later."""
+    empty()
+    if ebbtide.is_attached():
+        device = ebbtide.Device(0)
+        with contextlib.suppress(ebbtide.Busy):
+            device.limit = torch.cuda.memory_reserved()  # what is only kept goes
+        device.limit = 1 << 62
+        device.trim()
+
+
+class Watch:
+    """The most that is held, beyond what was there."""
+
+    def __init__(self, base_held: int, base_used: int) -> None:
+        self.base = base_held, base_used
+        self.device = ebbtide.Device(0)
+        self.held = self.used = 0
+
+    def look(self) -> None:
+        self.held = max(self.held, self.device.stats()["held"] - self.base[0])
+        self.used = max(self.used, used() - self.base[1])
+
+
+def on_share(link: Link, plain: Plain, share: int, tokens_list: list[int]) -> None:
+    """One offloaded model, for all numbers of tokens."""
+    kind = plain.kind
+    model = kind.make("cpu")
+    unlimited()
+    base_held, base_used = torch.cuda.memory_reserved(), used()
+    start = time.perf_counter()
+    to_keep = share * plain.weights // 100
+    handle = ebbtide.offload(model, limit=base_held + to_keep + plain.weights // 4)
+    say(f"{kind.name} {share} %: offloaded in {time.perf_counter() - start:.1f} s")
+    for tokens in tokens_list:
+        with case(f"{kind.name}_{tokens}_tokens_{share}%"):
+            on_tokens(link, plain, model, handle, share, tokens, (base_held, base_used))
+    del model, handle
+    unlimited()
+
+
+def on_tokens(
+    link: Link,
+    plain: Plain,
+    model: nn.Module,
+    handle: ebbtide.Offloaded,
+    share: int,
+    tokens: int,
+    base: tuple[int, int],
+) -> None:
+    kind, device = plain.kind, ebbtide.Device(0)
+    inputs = kind.inputs(tokens)
+    activations = plain.reference(inputs, tokens)
+    empty()
+    to_keep = share * plain.weights // 100
+    to_stream = plain.weights - to_keep
+
+    def set_limit() -> int:
+        limit = to_keep + activations + 2 * handle.stats()["largest_unit"]
+        limit = -(-limit // (2 * MIB)) * 2 * MIB
+        device.limit = base[0] + limit
+        return limit
+
+    set_limit()
+    watch = Watch(*base)
+    for _ in range(options.warm):
+        result = model(*inputs)
+        torch.cuda.synchronize()
+        watch.look()
+        limit = set_limit()  # units are as the first pass has shown them
+    same = equal(flat(result), plain.known[tokens])
+    del result
+    before = handle.stats()["streamed"] + handle.stats()["filled"]
+    counted = 0
+
+    def offloaded() -> Any:
+        nonlocal counted
+        counted += 1
+        return model(*inputs)
+
+    def resident() -> Any:
+        return plain.model(*inputs)
+
+    # In a row, so that the end of one overlaps with the next: as many as a tenth of a second has.
+    once = timed(offloaded, 1)
+    steps = max(3, min(20, int(100 / max(once, 1e-3))))
+    if options.small:
+        steps = 2
+    took = in_turn(
+        {
+            "step": offloaded,
+            "resident_step": resident,
+            "resident_step_beside_copies": link.beside(resident, to_stream),
+        },
+        options.rounds,
+        steps,
+    )
+    watch.look()
+    same = same and equal(flat(model(*inputs)), plain.known[tokens])
+    stats = handle.stats()
+    link_time = to_stream / link.rate * 1e3
+    bound = max(link_time, took["resident_step_beside_copies"])
+    values = {
+        **took,
+        "bound": bound,
+        "share_of_bound": bound / took["step"] * 100,
+        "link_time": link_time,
+        "streamed": (stats["streamed"] + stats["filled"] - before) / (counted + 1) / MIB,
+        "to_stream": to_stream / MIB,
+        "held": watch.held / MIB,
+        "held_by_the_drivers_count": watch.used / MIB,
+        "limit": limit / MIB,
+        "bit_equal": same,
+    }
+    row(kind.name, tokens, share, values)
+    if not same:
+        raise AssertionError("the result is not the plain model's")
+    if watch.held > limit:
+        raise AssertionError(f"{watch.held - limit} bytes more are held than the limit allows")
+    if stats["one_by_one"]:
+        say(f"{kind.name}: {stats['one_by_one']} units had no room and came weight by weight")
+
+
+def shares_of(name: str) -> None:
+    kind = models.kinds(options.small)[name]
+    link = Link()
+    plain = Plain(kind)
+    title = f"{name}: {plain.weights / MIB:.0f} MiB of weights, link {link.rate / 1e9:.2f} GB/s"
+    heading(title)
+    say(title)
+    if options.json:
+        tell(f"{name}_link", link.rate / 1e9, "GB/s")
+        tell(f"{name}_weights", plain.weights / MIB, "MiB")
+    for share in options.shares:
+        with case(f"{name}_{share}%"):
+            on_share(link, plain, share, options.tokens or kind.tokens)
+
+
+# ---- all of it resident --------------------------------------------------------------------------
+
+
+def measure_resident() -> None:
+    for kind in models.kinds(options.small).values():
+        with case(f"resident_{kind.name}"):
+            resident_of(kind)
+
+
+def resident_of(kind: models.Kind) -> None:
+    plain = Plain(kind)
+    model = kind.make("cpu")
+    handle = ebbtide.offload(model)
+    for tokens in (1, 16) if options.small else (1, 256):
+        inputs = kind.inputs(tokens)
+        plain.reference(inputs, tokens)
+        for _ in range(options.warm):
+            result = model(*inputs)
+        same = equal(flat(result), plain.known[tokens])
+        functions = {
+            "plain": lambda inputs=inputs: plain.model(*inputs),
+            "offloaded": lambda inputs=inputs: model(*inputs),
+        }
+        took = in_turn(functions, 5 if options.small else 25, 2 if options.small else 5)
+        stats = handle.stats()
+        name = f"resident_{kind.name}_{tokens}_tokens"
+        tell(f"{name}_plain", took["plain"], "ms")
+        tell(f"{name}_offloaded", took["offloaded"], "ms")
+        tell(f"{name}_more", (took["offloaded"] / took["plain"] - 1) * 100, "%")
+        tell(f"{name}_resident", stats["resident"] / stats["bytes"] * 100, "%")
+        tell(f"{name}_bit_equal", same, "of 1")
+        if not same:
+            raise AssertionError("the result is not the plain model's")
+
+
+# ---- what people use -----------------------------------------------------------------------------
+
+
+def measure_accelerate() -> None:
+    kind = models.kinds(options.small)["llama"]
+    tokens = 16 if options.small else 256
+    inputs = kind.inputs(tokens)
+    plain = Plain(kind)
+    activations = plain.reference(inputs, tokens)
+    known, weights = plain.known[tokens], plain.weights
+    del plain
+    ours = {share: ours_at(kind, share, inputs, known, weights, activations) for share in (50, 0)}
+    for share, took in ours.items():
+        tell(f"accelerate_ebbtide_{share}%_step", took, "ms")
+    for name, share, run in (
+        ("dispatch_model", 50, by_dispatch),
+        ("cpu_offload", 0, by_cpu_offload),
+        ("diffusers_group_offloading", 0, by_groups),
+    ):
+        with case(f"accelerate_{name}"):
+            unlimited()
+            try:
+                model = run(kind, weights)
+            except ImportError as error:
+                say(f"{name} is skipped: {error}")
+                continue
+            same = equal(flat(model(*inputs)), known)
+            step = functools.partial(model, *inputs)
+            step()
+            took = statistics.median(timed(step, 1) for _ in range(3))
+            tell(f"accelerate_{name}_{share}%_step", took, "ms")
+            tell(f"accelerate_{name}_{share}%_times_ours", took / ours[share], "x")
+            tell(f"accelerate_{name}_{share}%_bit_equal", same, "of 1")
+        model = step = None
+
+
+def ours_at(
+    kind: models.Kind,
+    share: int,
+    inputs: tuple[torch.Tensor, ...],
+    known: list[torch.Tensor],
+    weights: int,
+    activations: int,
+) -> float:
+    unlimited()
+    base = torch.cuda.memory_reserved()
+    model = kind.make("cpu")
+    handle = ebbtide.offload(model, limit=base + share * weights // 100 + weights // 4)
+    limit = base + share * weights // 100 + activations + 2 * handle.stats()["largest_unit"]
+    ebbtide.Device(0).limit = limit
+    for _ in range(options.warm):
+        result = model(*inputs)
+    if not equal(flat(result), known):
+        raise AssertionError("the result is not the plain model's")
+    return statistics.median(timed(lambda: model(*inputs), 5) for _ in range(3))
+
+
+def by_dispatch(kind: models.Kind, weights: int) -> nn.Module:
+    from accelerate import dispatch_model, infer_auto_device_map
+
+    model = kind.make("cpu")
+    most = {0: weights // 2, "cpu": 1 << 40}
+    placed = infer_auto_device_map(model, most, no_split_module_classes=["LlamaBlock"])
+    return dispatch_model(model, placed, main_device=0)
+
+
+def by_cpu_offload(kind: models.Kind, weights: int) -> nn.Module:
+    from accelerate import cpu_offload
+
+    return cpu_offload(kind.make("cpu"), execution_device=torch.device("cuda", 0))
+
+
+def by_groups(kind: models.Kind, weights: int) -> nn.Module:
+    from diffusers.hooks import apply_group_offloading
+
+    model = kind.make("cpu")
+    apply_group_offloading(
+        model,
+        onload_device=torch.device("cuda"),
+        offload_device=torch.device("cpu"),
+        offload_type="block_level",
+        num_blocks_per_group=1,
+        use_stream=True,
+    )
+    return model
+
+
+# ---- generate() ----------------------------------------------------------------------------------
+
+
+def measure_generate() -> None:
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM
+    except ImportError as error:
+        say(f"generate is skipped: {error}")
+        return
+    _, width, inner, heads, words = models.llama_sizes(options.small)
+    count = 8 if options.small else 64
+    config = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=8,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        vocab_size=words,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        dtype=torch.bfloat16,
+    )
+
+    def make(device: str) -> Any:
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config)
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)
+        models.fill(model, device)
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+        return model
+
+    torch.manual_seed(1)
+    prompt = torch.randint(words, (1, 16)).cuda()
+
+    def generate(model: Any, new: int = count) -> tuple[torch.Tensor, float]:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        ids = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+        )
+        torch.cuda.synchronize()
+        return ids.cpu(), new / (time.perf_counter() - start)
+
+    unlimited()
+    plain = make("cuda")
+    weights = models.weight_bytes(plain)
+    generate(plain, 4)
+    empty()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    right, plain_rate = generate(plain)
+    activations = torch.cuda.max_memory_reserved() - before
+    del plain
+    model = make("cpu")
+    link = Link()
+    unlimited()
+    base = torch.cuda.memory_reserved()
+    handle = ebbtide.offload(model, limit=base + weights)
+    limit = base + weights // 2 + activations + 2 * handle.stats()["largest_unit"]
+    ebbtide.Device(0).limit = limit
+    generate(model, 4)
+    before = handle.stats()["streamed"]
+    ids, rate = generate(model)
+    streamed = handle.stats()["streamed"] - before
+    tell("generate_plain", plain_rate, "tokens/s")
+    tell("generate_50%", rate, "tokens/s")
+    tell("generate_50%_at_most", link.rate / (weights / 2), "tokens/s")
+    tell("generate_50%_streamed_for_each_token", streamed / count / MIB, "MiB")
+    tell("generate_50%_same_tokens", torch.equal(ids, right), "of 1")
+    if not torch.equal(ids, right):
+        raise AssertionError("other tokens than the plain model's")
+
+
+# --------------------------------------------------------------------------------------------------
+
+PARTS = {
+    "llama": lambda: shares_of("llama"),
+    "dit": lambda: shares_of("dit"),
+    "linears": lambda: shares_of("linears"),
+    "resident": measure_resident,
+    "accelerate": measure_accelerate,
+    "generate": measure_generate,
+}
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.replace("%", "").split(",")]
+
+
+def main() -> int:
+    global options
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one object a line")
+    parser.add_argument("--small", action="store_true", help="less than 1 GiB of weights")
+    parser.add_argument("--part", action="append", choices=list(PARTS))
+    parser.add_argument("--shares", type=numbers, default=[75, 50, 25, 0], help="in %%, by commas")
+    parser.add_argument("--tokens", type=numbers, help="by commas")
+    parser.add_argument("--rounds", type=int, help="of which the median is told")
+    parser.add_argument("--warm", type=int, default=4, help="passes before it counts")
+    options = parser.parse_args()
+    options.rounds = options.rounds or (1 if options.small else 3)
+    torch.cuda.init()
+    if options.small:
+        torch.set_num_threads(1)  # small operators wait for one another otherwise
+    with torch.no_grad():
+        for name in options.part or PARTS:
+            say(name)
+            with case(name):
+                PARTS[name]()
+    tell("seconds", time.perf_counter() - began, "s")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
