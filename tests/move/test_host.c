@@ -289,6 +289,7 @@ typedef struct borrower {
     core *c;
     unsigned char *file;
     unsigned seed;
+    CUstream stream;
     int wrong;
 } borrower;
 
@@ -304,6 +305,8 @@ static void *borrow_and_return(void *data)
         void *own = NULL;
         if (i % 8 == 0)
             b->wrong += ebb_host_alloc(b->c->device, 10000, &own) != EBB_OK;
+        /* The driver waits for that when it unregisters, and others come meanwhile. */
+        b->wrong += rig_kernel("work", 0, 0, 0, MILLISECOND / 2, b->stream) != 0;
         b->wrong += ebb_host_return(b->c->device, at, 5000) != EBB_OK;
         if (own)
             b->wrong += ebb_host_free(b->c->device, own) != EBB_OK;
@@ -319,7 +322,7 @@ static void four_threads_borrow_from_one_file(void)
     borrower all[4];
     pthread_t threads[4];
     for (unsigned i = 0; i < 4; i++) {
-        all[i] = (borrower){.c = &c, .file = file, .seed = i + 1};
+        all[i] = (borrower){.c = &c, .file = file, .seed = i + 1, .stream = core_stream(&c)};
         MUST(pthread_create(&threads[i], NULL, borrow_and_return, &all[i]));
     }
     for (unsigned i = 0; i < 4; i++) {

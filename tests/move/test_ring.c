@@ -318,9 +318,42 @@ static void every_few_calls_in_a_row_may_fail(void)
 {
     NEEDS_SIM("calls must fail");
     fail_every(3, 999);
+    fail_every(8, 999); /* pins that are owed */
 }
 
 /* ---- threads ---------------------------------------------------------------------------------------------- */
+
+static void *change(void *data)
+{
+    haul *h = data;
+    MUST(h->c.driver.cuCtxSetCurrent(h->c.context));
+    CHECK_EQ(ebb_mover_set_ring(h->mover, 3 * SMALL), EBB_OK);
+    return NULL;
+}
+
+static void while_the_ring_changes_nobody_has_it(void)
+{
+    haul h;
+    haul_open(&h, 8 * LARGE, SMALL, LARGE);
+    haul_stage_all(&h);
+    if (h.c.sim)
+        ebbsim_clock_virtual(0); /* the change is to take its time */
+    ebb_load load, more = haul_load(&h, 0, 4096);
+    uint64_t cargo = haul_fetch(&h, &load, 0, SMALL / 2);
+    haul_use(&h, cargo, &load, UINT64_C(400) * MILLISECOND, h.compute);
+    pthread_t thread;
+    MUST(pthread_create(&thread, NULL, change, &h));
+    rig_sleep(UINT64_C(100) * MILLISECOND);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, &cargo), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_set_ring(h.mover, 2 * SMALL), EBB_BUSY);
+    CHECK_EQ(ebb_mover_destroy(h.mover), EBB_BUSY);
+    CHECK_EQ(h.c.driver.cuStreamQuery(h.compute), CUDA_ERROR_NOT_READY); /* it was so meanwhile */
+    pthread_join(thread, NULL);
+    CHECK_EQ(haul_stats(&h).ring, 3 * SMALL);
+    cargo = haul_fetch(&h, &load, 0, 3 * SMALL);
+    CHECK_EQ(ebb_mover_drop(h.mover, cargo), EBB_OK);
+    haul_shut(&h);
+}
 
 typedef struct actor {
     haul *h;
@@ -418,6 +451,7 @@ int main(void)
     RUN(cargoes_of_all_sizes_in_any_order_arrive);
     RUN(every_call_may_fail);
     RUN(every_few_calls_in_a_row_may_fail);
+    RUN(while_the_ring_changes_nobody_has_it);
     RUN(four_threads_on_one_mover);
     return REPORT();
 }
