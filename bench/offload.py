@@ -119,9 +119,14 @@ def used() -> int:
 
 
 def timed(function: Callable[[], Any], steps: int) -> float:
-    """Milliseconds of one of several steps in a row, by the GPU's clock."""
+    """Milliseconds of one of several steps in a row, by the GPU's clock.
+
+    One goes before: what is brought ahead of a step is brought during the one before it, and so the
+    clock must neither start with everything there nor stop while something is still to come.
+    """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
+    function()
     start.record()
     for _ in range(steps):
         function()
@@ -137,6 +142,20 @@ def in_turn(functions: dict[str, Callable[[], Any]], rounds: int, steps: int) ->
         for name, function in functions.items():
             took[name].append(timed(function, steps))
     return {name: statistics.median(times) for name, times in took.items()}
+
+
+def side_by_side(
+    one: Callable[[], Any], other: Callable[[], Any], rounds: int, steps: int
+) -> tuple[tuple[float, float], float]:
+    """Medians of two, and by how many percent the other takes longer: the median of pairs, for a machine
+    that is slower for some seconds makes both slower."""
+    pairs = []
+    for i in range(rounds):
+        pair = [timed(f, steps) for f in ((one, other) if i % 2 else (other, one))]
+        pairs.append(tuple(pair if i % 2 else reversed(pair)))
+    ratio = statistics.median(b / a for a, b in pairs)
+    medians = tuple(statistics.median(times) for times in zip(*pairs, strict=True))
+    return (medians[0], medians[1]), (ratio - 1) * 100
 
 
 class Link:
@@ -261,6 +280,7 @@ def on_tokens(
 ) -> None:
     kind, device = plain.kind, ebbtide.Device(0)
     inputs = kind.inputs(tokens)
+    device.limit = 1 << 62  # for the plain model
     activations = plain.reference(inputs, tokens)
     empty()
     to_keep = share * plain.weights // 100
@@ -370,12 +390,13 @@ def resident_of(kind: models.Kind) -> None:
             "plain": lambda inputs=inputs: plain.model(*inputs),
             "offloaded": lambda inputs=inputs: model(*inputs),
         }
-        took = in_turn(functions, 5 if options.small else 25, 2 if options.small else 5)
+        rounds, steps = (5, 2) if options.small else (60, 3)
+        took, more = side_by_side(functions["plain"], functions["offloaded"], rounds, steps)
         stats = handle.stats()
         name = f"resident_{kind.name}_{tokens}_tokens"
-        tell(f"{name}_plain", took["plain"], "ms")
-        tell(f"{name}_offloaded", took["offloaded"], "ms")
-        tell(f"{name}_more", (took["offloaded"] / took["plain"] - 1) * 100, "%")
+        tell(f"{name}_plain", took[0], "ms")
+        tell(f"{name}_offloaded", took[1], "ms")
+        tell(f"{name}_more", more, "%")
         tell(f"{name}_resident", stats["resident"] / stats["bytes"] * 100, "%")
         tell(f"{name}_bit_equal", same, "of 1")
         if not same:

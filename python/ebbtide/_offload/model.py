@@ -34,7 +34,7 @@ KEPT_BUFFER = (
     256 << 10
 )  # buffers up to this size stay on the GPU: they are written more often than not
 SLACK = 8 << 20  # bytes that are nobody's
-PASSES = 8  # that tensors' needs are remembered for
+PEAKS = 16  # how long tensors' needs are remembered: two for a pass
 STRANGE = 3  # passes in another order, each time, after which the layout is thought over
 VIEWS = 6  # places in the ring for which a weight's tensors are kept
 
@@ -164,8 +164,8 @@ class Model:
         self.handed: list[Piece] = []  # whose bytes have been given out by state_dict()
         self.staying = WeakTensorKeyDictionary()  # buffers that were seen to be written
         self.largest = 0
-        self.peaks: deque[int] = deque(maxlen=PASSES)  # what tensors held, pass by pass
-        self.room = -1  # for weights that stay
+        self.peaks: deque[int] = deque(maxlen=PEAKS)  # what tensors held, pass by pass
+        self.given_up = 0  # pages that made room for tensors
         self.fits = False
         self.station.models.add(self)
         self.gates.add(Gate(root, self, "", root=True))
@@ -401,7 +401,7 @@ class Model:
         self.tracking = True
         self.sequence = Sequence_()
         self.largest = max((u.bytes for u in self.units if not u.span), default=0)
-        self.room = -1
+        self.given_up = 0
         self.balance()
 
     def _is_kept(self, choice: units.Choice, choices: list[units.Choice]) -> bool:
@@ -746,25 +746,28 @@ class Model:
         left of it lately. A weight in use cannot give way to them, so it must not be in their place."""
         if self.vbar is None:
             return
-        device = self.station.device.stats()
+        device, vbar = self.station.device.stats(), self.vbar.stats()
+        size, given_up = vbar["bytes"], vbar["evictions_for_tensors"]
+        most = min(device["limit"], device["total"] - device["headroom"]) - SLACK
         tensors = device["held"] - device["resident"] - device["unused"] - device["poisoned"]
+        if given_up != self.given_up:
+            # They needed more, in between, than they have now.
+            tensors = max(tensors, most - self.ring_size() - vbar["watermark"])
+            self.given_up = given_up
         self.peaks.append(tensors)
-        size = self.vbar.stats()["bytes"]
-        room = min(device["limit"], device["total"] - device["headroom"])
-        room -= max(self.peaks) + SLACK
+        room = most - max(self.peaks)
         if self.learning and room < size + 4 * self.largest + size // 8:
             room = 0  # what it takes is not known yet: nothing stays
         elif room < size:
-            room -= self.ring_size()
-        room = max(room, 0)
+            room = max(room - self.ring_size(), 0)
         self.fits = room >= size
         if self.fits and self.station.ring:
             self.station.trim()
-        if room != self.room:
-            self.room = room
-            self.vbar.watermark_limit = min(room, size)
-            if room >= size or self.vbar.watermark < min(room, size):
-                self.vbar.watermark = min(room, size)
+        room = min(room, size)
+        if room != vbar["watermark_limit"]:
+            self.vbar.watermark_limit = room
+        if room > vbar["watermark"]:
+            self.vbar.watermark = room
 
     # ---- what the handle asks for ------------------------------------------------------------------
 
