@@ -763,7 +763,9 @@ class Model:
         self.fits = room >= size
         if self.fits and self.station.ring:
             self.station.trim()
-        room = min(room, size)
+        # What does not fit is tried all the same, a little beyond: a weight that lies across the end has
+        # its room taken by smaller ones behind it. Where little stays anyway, that would be too much.
+        room = min(room + self.largest if room > self.largest else room, size)
         if room != vbar["watermark_limit"]:
             self.vbar.watermark_limit = room
         if room > vbar["watermark"]:
