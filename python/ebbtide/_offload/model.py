@@ -137,7 +137,8 @@ class Model:
         self.station = Station.of(index)
         self.mover = self.station.mover
         self.arena = host.Arena(self.mover, index, pinned)
-        self.lock = threading.RLock()
+        # One for all models of a GPU: to make room, one drops what others have on their way.
+        self.lock = self.station.lock
         self.local = threading.local()
         self._tracking = True
         self.learning = True
@@ -590,10 +591,7 @@ class Model:
             return unit
 
     def _enter(self, unit: Unit) -> None:
-        if unit.depth:
-            if unit.load is not None:
-                unit.load.use(self.mover)
-            unit.enter_again()
+        if unit.depth and self._enter_again(unit):
             return
         for _ in range(3):
             if not self._fetch(unit, demand=True):
@@ -611,6 +609,19 @@ class Model:
         self._discard(unit)
         unit.bare += 1
         self.bare_entries += 1
+        self.local.__dict__.setdefault("bare", []).append(unit)
+
+    def _enter_again(self, unit: Unit) -> bool:
+        """Into a unit in which another thread is, or this one: False if nobody is by now."""
+        load = unit.load
+        if load is None:
+            return unit.enter_again()
+        load.use(self.mover)
+        try:
+            return unit.enter_again()  # with a load, it is left with the lock held
+        except BaseException:
+            load.done(self.mover)
+            raise
 
     def _fetch(self, unit: Unit, demand: bool = False) -> bool:
         """Send for a unit, or for what is missing: whether all of it is there, or on its way."""
@@ -667,22 +678,26 @@ class Model:
             self._leave(run)
 
     def _leave(self, unit: Unit) -> None:
-        if unit.bare:
-            unit.bare -= 1
+        bare = self.local.__dict__.get("bare")
+        if bare and unit in bare:
+            with self.lock:
+                bare.remove(unit)
+                unit.bare -= 1
             return
-        try:
-            if unit.depth == 1 and unit.load is not None and unit.load.cargoes:
-                self.save_written(unit)
-        finally:
+        if unit.load is None:
             unit.leave()
-        load = unit.load
-        if load is None:
             return
         with self.lock:
-            load.done(self.mover)
-            if not unit.depth:
-                unit.load = None
-                self.prefetch()
+            load = unit.load
+            try:
+                if unit.depth == 1 and load.cargoes:
+                    self.save_written(unit)
+            finally:
+                unit.leave()
+                load.done(self.mover)
+                if not unit.depth:
+                    unit.load = None
+                    self.prefetch()
 
     def save_written(self, unit: Unit) -> None:
         """Weights that the model itself has written to: the host gets their values. Buffers stay on
