@@ -86,7 +86,7 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), extent * tensor.element_size()
 
 
-# ---- what _tensors.c is told of this PyTorch -----------------------------------------------------
+# ---- what _tensors.c and _seen.c are told of this PyTorch ----------------------------------------
 
 _library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 _storage_size = _library.aoti_torch_get_storage_size
