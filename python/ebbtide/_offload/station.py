@@ -28,6 +28,7 @@ class Station:
         self.mover = _core.Mover(self.device)
         self.ring = 0
         self.models: weakref.WeakSet[Model] = weakref.WeakSet()
+        self.lock = threading.RLock()
 
     @classmethod
     def of(cls, index: int) -> Station:
