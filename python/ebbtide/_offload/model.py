@@ -764,6 +764,7 @@ class Model:
         size, given_up = vbar["bytes"], vbar["evictions_for_tensors"]
         most = min(device["limit"], device["total"] - device["headroom"]) - SLACK
         tensors = device["held"] - device["resident"] - device["unused"] - device["poisoned"]
+        tensors -= (_core.attached_stats(self.index) or {}).get("parked_bytes", 0)
         if given_up != self.given_up:
             # They needed more, in between, than they have now.
             tensors = max(tensors, most - self.ring_size() - vbar["watermark"])
