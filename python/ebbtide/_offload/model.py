@@ -137,7 +137,6 @@ class Model:
         self.station = Station.of(index)
         self.mover = self.station.mover
         self.arena = host.Arena(self.mover, index, pinned)
-        # One for all models of a GPU: to make room, one drops what others have on their way.
         self.lock = self.station.lock
         self.local = threading.local()
         self._tracking = True
