@@ -23,7 +23,7 @@ if(EBB_PYTHON)
     list(APPEND natives _core)
 
     # Beside the simulated GPU, which it is linked against.
-    add_library(_sim MODULE python/ebbtide/_sim.c python/ebbtide/_tensors.c)
+    add_library(_sim MODULE python/ebbtide/_seen.c python/ebbtide/_sim.c python/ebbtide/_tensors.c)
     target_compile_definitions(_sim PRIVATE Py_LIMITED_API=0x030A0000)
     target_include_directories(_sim SYSTEM PRIVATE ${Python_INCLUDE_DIRS})
     target_link_libraries(_sim PRIVATE ebbtide_sim)

@@ -222,24 +222,38 @@ static piece *piece_at(memory_object *object, uint64_t at, uint64_t end)
     return p;
 }
 
+/* The pieces of [start, end) become one, which w has written: the first of them, so that whoever writes
+   the same memory again and again finds its piece where it was. */
+static void overwrite(piece *first, uint64_t end, work *w)
+{
+    w->refs++;
+    first->node.end = end;
+    drop_readers(first);
+    if (first->writer != NULL) {
+        sim_work_unref(first->writer);
+    }
+    first->writer = w;
+}
+
 static void note_object(note *n, memory_object *object, uint64_t start, uint64_t end)
 {
     bool writes = (n->named->access & EBBSIM_WRITE) != 0;
+    piece *first = NULL;
     n->object = object;
     for (uint64_t at = start; at < end;) {
         piece *p = piece_at(object, at, end);
         at = p->node.end;
         meet_piece(n, p);
-        if (writes) {
-            piece_free(object, p); /* one new piece takes the place of all */
-        } else {
+        if (!writes) {
             add_reader(p, n->w);
+        } else if (first == NULL) {
+            first = p;
+        } else {
+            piece_free(object, p);
         }
     }
-    if (writes) {
-        piece *p = piece_new(object, start, end);
-        p->writer = n->w;
-        n->w->refs++;
+    if (first != NULL) {
+        overwrite(first, end, n->w);
     }
 }
 

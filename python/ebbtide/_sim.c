@@ -302,6 +302,7 @@ static PyMethodDef methods[] = {
     {"touched", FAST(touched), "An operator has run: what it read and wrote."},
     {"captured", FAST(captured), "An operator was captured: what does it again."},
     {"bind", FAST(tensors_bind), "PyTorch's functions."},
+    {"learn", FAST(tensors_learn), "Where a tensor's C++ object has what."},
     {"know", FAST(tensors_know), "A dtype, by a tensor that has it."},
     {"forget", FAST(tensors_forget), "No alias is given out again."},
     {"reach", FAST(tensors_reach), "The alias of a CUDA tensor."},

@@ -9,17 +9,18 @@
  * place.
  *
  * Aliases own nothing and are kept: one is right for every tensor of the same address, storage,
- * shape and dtype. Everything here runs under the GIL.
+ * shape and dtype. A tensor that has not changed since it was last looked at is not looked at again
+ * (_seen.c). Everything here runs under the GIL.
  */
 #include <string.h>
 
 #include "_sim.h"
 
-enum { MOST_DIMS = 64, MOST_DTYPES = 64, MOST_ALIASES = 8192, LARGE = 1 << 16 };
+enum { MOST_DIMS = 64, MOST_DTYPES = 64, MOST_ALIASES = 8192, MOST_SAMPLES = 8, LARGE = 1 << 16 };
 enum { ON_CPU = 0, ON_CUDA = 1 };               /* PyTorch's device types */
 enum { STRIDED = 0 };                           /* PyTorch's layout of most tensors */
 enum { COMPLEX_HALF = 8, COMPLEX_DOUBLE = 10 }; /* PyTorch's dtypes, the first and the last */
-enum { ONE_TENSOR = 0, MANY_TENSORS = 1, DEVICE = 2 }; /* kinds of arguments, as in redirect.py */
+enum { MANY_TENSORS = 1, DEVICE = 2 };          /* kinds of arguments, as in redirect.py */
 
 /* PyTorch's functions, in the order that tensors_bind() gets them. */
 static struct {
@@ -36,7 +37,7 @@ static struct {
 } torch;
 
 static size_t place; /* of the C++ object's address in a tensor's Python object */
-static PyTypeObject *tensor_type;
+static PyTypeObject *tensor_type, *plain_type; /* what all tensors are, what most of them are */
 static PyObject *is_conj, *is_neg, *make_alias, *empty_strided, *resolve, *strided;
 static PyObject *aliases; /* a tensor's look, as bytes -> (alias, address, bytes) */
 
@@ -58,9 +59,15 @@ static void *handle(PyObject *tensor)
     return (char *)tensor + place;
 }
 
+/* The tensor's C++ object. */
+static void *inside(PyObject *tensor)
+{
+    return *(void **)handle(tensor);
+}
+
 static int is_tensor(PyObject *object)
 {
-    return PyType_IsSubtype(Py_TYPE(object), tensor_type);
+    return Py_TYPE(object) == plain_type || PyType_IsSubtype(Py_TYPE(object), tensor_type);
 }
 
 /* The device's index, -1 for the CPU, -2 for others. */
@@ -116,19 +123,21 @@ static int look_at(PyObject *tensor, look *l)
     return 0;
 }
 
-/* A new reference to the alias of a CUDA tensor; what it reaches over goes to `r`. */
-static PyObject *reach(PyObject *tensor, ranges *r, int access)
+/* The alias of a CUDA tensor that is not among those seen before, and what it reaches over: one that
+   was made for a tensor that looks the same, or a new one. Zero, or -1 with an error; the alias is a new
+   reference. */
+static int look_up(PyObject *tensor, seen *what)
 {
     look l;
     int unknown = look_at(tensor, &l);
     if (unknown < 0)
-        return NULL;
+        return -1;
     PyObject *key = NULL, *found = NULL;
     if (!unknown) {
         size_t used = offsetof(look, shape) + 2 * (size_t)l.dim * sizeof *l.shape;
         key = PyBytes_FromStringAndSize((const char *)&l, (Py_ssize_t)used);
         if (!key)
-            return NULL;
+            return -1;
         found = PyDict_GetItemWithError(aliases, key);
         Py_XINCREF(found);
     }
@@ -144,17 +153,36 @@ static PyObject *reach(PyObject *tensor, ranges *r, int access)
     }
     Py_XDECREF(key);
     if (!found)
-        return NULL;
-    PyObject *alias = PyTuple_GetItem(found, 0);
-    uint64_t address = PyLong_AsUnsignedLongLong(PyTuple_GetItem(found, 1));
-    uint64_t bytes = PyLong_AsUnsignedLongLong(PyTuple_GetItem(found, 2));
-    Py_XINCREF(alias);
+        return -1;
+    what->alias = PyTuple_GetItem(found, 0);
+    what->address = PyLong_AsUnsignedLongLong(PyTuple_GetItem(found, 1));
+    what->bytes = PyLong_AsUnsignedLongLong(PyTuple_GetItem(found, 2));
+    Py_XINCREF(what->alias);
     Py_DECREF(found);
-    if (PyErr_Occurred() || ranges_add(r, address, bytes, access)) {
-        Py_XDECREF(alias);
+    if (PyErr_Occurred()) {
+        Py_XDECREF(what->alias);
+        return -1;
+    }
+    int64_t *sizes;
+    if (!unknown && what->bytes && !torch.sizes(handle(tensor), &sizes))
+        seen_keep(inside(tensor), sizes, what);
+    return 0;
+}
+
+/* A new reference to the alias of a CUDA tensor; what it reaches over goes to `r`. `before`: what is
+   known of it, or NULL. */
+static PyObject *reach(PyObject *tensor, int device, const seen *before, ranges *r, int access)
+{
+    seen what = {.device = device};
+    if (before) {
+        what = *before;
+        Py_INCREF(what.alias);
+    } else if (look_up(tensor, &what)) {
         return NULL;
     }
-    return alias;
+    if (ranges_add(r, what.address, what.bytes, access))
+        Py_CLEAR(what.alias);
+    return what.alias;
 }
 
 /* ---- what the module offers --------------------------------------------------------------------- */
@@ -171,17 +199,18 @@ PyObject *tensors_bind(PyObject *self, PyObject *const *arguments, Py_ssize_t co
         return PyErr_Format(PyExc_TypeError, "bind() wants 10 arguments and %zu functions", wanted);
     for (size_t i = 0; i < wanted; i++)
         functions[i] = PyLong_AsVoidPtr(PyTuple_GetItem(arguments[0], (Py_ssize_t)i));
-    void *inside = PyLong_AsVoidPtr(arguments[2]);
+    void *object = PyLong_AsVoidPtr(arguments[2]);
     if (PyErr_Occurred())
         return NULL;
     void **words = (void **)(void *)arguments[1];
     size_t word = sizeof(PyObject) / sizeof *words, end = word + 4;
-    while (word < end && words[word] != inside)
+    while (word < end && words[word] != object)
         word++;
     if (word == end)
         return PyErr_Format(PyExc_ImportError, "this PyTorch's tensors are not laid out as known");
     place = word * sizeof *words;
     tensor_type = (PyTypeObject *)arguments[3];
+    plain_type = Py_TYPE(arguments[1]);
     PyObject **kept[] = {&is_conj, &is_neg, &make_alias, &empty_strided, &resolve, &strided};
     Py_INCREF(arguments[3]);
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
@@ -191,6 +220,31 @@ PyObject *tensors_bind(PyObject *self, PyObject *const *arguments, Py_ssize_t co
     if (!aliases && !(aliases = PyDict_New()))
         return NULL;
     Py_RETURN_NONE;
+}
+
+/* learn(sample, storage, keys, data, bytes, others): whether tensors can be recognised; _sim.h says what
+   the sample is. Storage is the address of its storage's C++ object. */
+PyObject *tensors_learn(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    const void *others[MOST_SAMPLES];
+    Py_ssize_t length = count == 6 ? PyTuple_Size(arguments[5]) : -1;
+    if (length < 0 || length > MOST_SAMPLES || !is_tensor(arguments[0]))
+        return PyErr_Format(PyExc_TypeError, "learn(sample, storage, keys, data, bytes, others)");
+    for (Py_ssize_t i = 0; i < length; i++)
+        others[i] = inside(PyTuple_GetItem(arguments[5], i));
+    int64_t *sizes = NULL;
+    sample s = {.tensor = inside(arguments[0]),
+                .storage = PyLong_AsVoidPtr(arguments[1]),
+                .keys = PyLong_AsUnsignedLongLong(arguments[2]),
+                .data = PyLong_AsUnsignedLongLong(arguments[3]),
+                .bytes = PyLong_AsUnsignedLongLong(arguments[4])};
+    if (PyErr_Occurred())
+        return NULL;
+    if (torch.sizes(handle(arguments[0]), &sizes))
+        Py_RETURN_FALSE;
+    s.sizes = sizes;
+    return PyBool_FromLong(seen_learn(&s, others, (size_t)length));
 }
 
 /* know(tensor, dtype, bytes): a dtype, by a tensor that has it. */
@@ -214,6 +268,7 @@ PyObject *tensors_know(PyObject *self, PyObject *const *arguments, Py_ssize_t co
 PyObject *tensors_forget(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self, (void)arguments, (void)count;
+    seen_forget();
     PyDict_Clear(aliases);
     Py_RETURN_NONE;
 }
@@ -226,35 +281,30 @@ PyObject *tensors_reach(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     if (count != 3 || !is_tensor(arguments[0]))
         return PyErr_Format(PyExc_TypeError, "reach(tensor, ranges, access)");
     ranges *r = ranges_of(arguments[1]);
-    return r ? reach(arguments[0], r, (int)PyLong_AsLong(arguments[2])) : NULL;
+    if (!r)
+        return NULL;
+    const seen *before = seen_find(inside(arguments[0]));
+    int device = before ? before->device : device_of(arguments[0]);
+    return reach(arguments[0], device, before, r, (int)PyLong_AsLong(arguments[2]));
 }
 
-/* One argument of convert(). *item is borrowed, and becomes a new reference. 1: done, 0: not a plain
-   case, -1: an error. */
-static int convert_one(PyObject **item, int kind, int access, int *index, ranges *r)
+/* One tensor of convert()'s arguments. *item is borrowed, and becomes a new reference. 1: done, 0: not
+   on a CUDA device, or not on that of the others, -1: an error. */
+static int convert_tensor(PyObject **item, int access, int *index, ranges *r)
+{
+    const seen *before = seen_find(inside(*item));
+    int device = before ? before->device : device_of(*item);
+    if (device < 0 || (*index >= 0 && *index != device))
+        return 0;
+    *index = device;
+    *item = reach(*item, device, before, r, access);
+    return *item ? 1 : -1;
+}
+
+/* A list of them; likewise. */
+static int convert_list(PyObject **item, int access, int *index, ranges *r)
 {
     PyObject *value = *item;
-    if (kind == DEVICE)
-        return 0;
-    if (kind == ONE_TENSOR) {
-        if (!is_tensor(value)) { /* a number */
-            Py_INCREF(value);
-            return 1;
-        }
-        int device = device_of(value);
-        if (device < 0) {
-            int64_t dim = 1; /* a number in a tensor may be anywhere */
-            if (device == -2 || access != EBBSIM_READ || torch.dim(handle(value), &dim) || dim)
-                return 0;
-            Py_INCREF(value);
-            return 1;
-        }
-        if (*index >= 0 && *index != device)
-            return 0;
-        *index = device;
-        *item = reach(value, r, access);
-        return *item ? 1 : -1;
-    }
     if (!PyList_Check(value))
         return 0;
     Py_ssize_t length = PyList_Size(value);
@@ -262,14 +312,36 @@ static int convert_one(PyObject **item, int kind, int access, int *index, ranges
     int done = list ? 1 : -1;
     for (Py_ssize_t i = 0; done > 0 && i < length; i++) {
         PyObject *one = PyList_GetItem(value, i);
-        if (!is_tensor(one) || device_of(one) < 0)
-            done = 0;
-        else if ((done = convert_one(&one, ONE_TENSOR, access, index, r)) > 0)
+        done = is_tensor(one) ? convert_tensor(&one, access, index, r) : 0;
+        if (done > 0)
             PyList_SetItem(list, i, one);
     }
     if (done <= 0)
         Py_CLEAR(list);
     *item = list;
+    return done;
+}
+
+/* A number, or a number in a tensor, which may be anywhere. */
+static int is_number(PyObject *value, int access)
+{
+    int64_t dim = 1;
+    return !is_tensor(value) || (device_of(value) == -1 && access == EBBSIM_READ &&
+                                 !torch.dim(handle(value), &dim) && dim == 0);
+}
+
+/* One argument; likewise. 0: not a plain case. */
+static int convert_one(PyObject **item, int kind, int access, int *index, ranges *r)
+{
+    if (kind == MANY_TENSORS)
+        return convert_list(item, access, index, r);
+    if (kind == DEVICE)
+        return 0;
+    int done = is_tensor(*item) ? convert_tensor(item, access, index, r) : 0;
+    if (done == 0 && is_number(*item, access)) {
+        Py_INCREF(*item);
+        done = 1;
+    }
     return done;
 }
 

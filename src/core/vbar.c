@@ -307,8 +307,15 @@ static bool rise_locked(ebb__vbar *vbar, uint64_t page, uint64_t bytes) EBB__LOC
     uint64_t quiet = device->faults - vbar->quiet_since;
     uint64_t limit = device->limit < device->total ? device->limit : device->total;
     /* The driver is asked only if the rest of the answer could be yes. */
-    if (!ebb__policy_may_rise(bytes, UINT64_MAX, limit, quiet, vbar->setbacks) ||
-        !ebb__policy_may_rise(bytes, spare + ebb__frames_room_locked(device), limit, quiet,
+    if (!ebb__policy_may_rise(bytes, UINT64_MAX, limit, quiet, vbar->setbacks))
+        return false;
+    /* A segment that PyTorch has freed, and that nobody works on any more, is as good as free. */
+    const ebb__holder *segments = &device->holders[EBB__SEGMENT_HOLDER];
+    ebb__request nothing = {.may_wait = false};
+    ebb__candidate freed;
+    if (segments->best && segments->best(device, &nothing, &freed) && !freed.cost)
+        spare += freed.bytes;
+    if (!ebb__policy_may_rise(bytes, spare + ebb__frames_room_locked(device), limit, quiet,
                               vbar->setbacks))
         return false;
     vbar->watermark = page + 1;

@@ -55,6 +55,9 @@ def offload(
     for part in model.modules():
         if isinstance(part.__dict__.get("forward"), Gate):
             raise ValueError(f"a part of this model, a {type(part).__name__}, is offloaded already")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type == "meta":
+            raise ValueError(f"{name} has no values (it is on the meta device): load them first")
     size = None if limit is None else parse(limit)
     pinned = None if host is None else parse(host)
     torch.cuda.init()

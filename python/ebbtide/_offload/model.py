@@ -138,7 +138,8 @@ class Model:
         self.station = Station.of(index)
         self.mover = self.station.mover
         self.arena = host.Arena(self.mover, index, pinned)
-        self.lock = threading.RLock()
+        # One for all models of a GPU: to make room, one drops what others have on their way.
+        self.lock = self.station.lock
         self.local = threading.local()
         self._tracking = True
         self.learning = True
@@ -591,10 +592,7 @@ class Model:
             return unit
 
     def _enter(self, unit: Unit) -> None:
-        if unit.depth:
-            if unit.load is not None:
-                unit.load.use(self.mover)
-            unit.enter_again()
+        if unit.depth and self._enter_again(unit):
             return
         for _ in range(3):
             if not self._fetch(unit, demand=True):
@@ -612,6 +610,19 @@ class Model:
         self._discard(unit)
         unit.bare += 1
         self.bare_entries += 1
+        self.local.__dict__.setdefault("bare", []).append(unit)
+
+    def _enter_again(self, unit: Unit) -> bool:
+        """Into a unit in which another thread is, or this one: False if nobody is by now."""
+        load = unit.load
+        if load is None:
+            return unit.enter_again()
+        load.use(self.mover)
+        try:
+            return unit.enter_again()  # with a load, it is left with the lock held
+        except BaseException:
+            load.done(self.mover)
+            raise
 
     def _fetch(self, unit: Unit, demand: bool = False) -> bool:
         """Send for a unit, or for what is missing: whether all of it is there, or on its way."""
@@ -668,22 +679,26 @@ class Model:
             self._leave(run)
 
     def _leave(self, unit: Unit) -> None:
-        if unit.bare:
-            unit.bare -= 1
+        bare = self.local.__dict__.get("bare")
+        if bare and unit in bare:
+            with self.lock:
+                bare.remove(unit)
+                unit.bare -= 1
             return
-        try:
-            if unit.depth == 1 and unit.load is not None and unit.load.cargoes:
-                self.save_written(unit)
-        finally:
+        if unit.load is None:
             unit.leave()
-        load = unit.load
-        if load is None:
             return
         with self.lock:
-            load.done(self.mover)
-            if not unit.depth:
-                unit.load = None
-                self.prefetch()
+            load = unit.load
+            try:
+                if unit.depth == 1 and load.cargoes:
+                    self.save_written(unit)
+            finally:
+                unit.leave()
+                load.done(self.mover)
+                if not unit.depth:
+                    unit.load = None
+                    self.prefetch()
 
     def save_written(self, unit: Unit) -> None:
         """Weights that the model itself has written to: the host gets their values. Buffers stay on
@@ -763,7 +778,9 @@ class Model:
         self.fits = room >= size
         if self.fits and self.station.ring:
             self.station.trim()
-        room = min(room, size)
+        # What does not fit is tried all the same, a little beyond: a weight that lies across the end has
+        # its room taken by smaller ones behind it. Where little stays anyway, that would be too much.
+        room = min(room + self.largest if room > self.largest else room, size)
         if room != vbar["watermark_limit"]:
             self.vbar.watermark_limit = room
         if room > vbar["watermark"]:

@@ -36,6 +36,10 @@ class Piece:
     )
 
     def __init__(self, host: torch.Tensor, device: torch.device) -> None:
+        if host.is_inference():  # made in inference mode: it would tell nothing of writes
+            with torch.inference_mode(False):
+                storage, at = host.untyped_storage(), host.storage_offset()
+                host = torch.empty(0, dtype=torch.uint8).set_(storage, at, host.size(), (1,))
         self.host = host  # bytes, one dimension
         self.nbytes = host.numel()
         self.device = device
@@ -64,7 +68,8 @@ class Piece:
         """Nothing may be reading it any more when it changes."""
         torch.cuda.synchronize(self.device)
         if self.borrowed:
-            self.host, self.borrowed = self.host.clone(), False
+            with torch.inference_mode(False):
+                self.host, self.borrowed = self.host.clone(), False
             self.version = self.host._version
             model = self.model and self.model()
             if model is not None:

@@ -13,7 +13,7 @@ import torch
 from ebbtide.sim.operators import attention_exact as exact
 
 Tensor = torch.Tensor
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default._op
+_forward = torch._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
 
 # Seed and offset without dropout: they decide nothing, and a GPU's kernels do not set them.
@@ -117,7 +117,7 @@ def efficient(
             query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
         )
     if not compute_log_sumexp:
-        logsumexp = logsumexp.new_empty((query.size(0), query.size(1), 0))
+        logsumexp.resize_(query.size(0), query.size(1), 0)
     elif padding := -logsumexp.size(2) % LSE_ALIGNMENT:
         logsumexp = torch.nn.functional.pad(logsumexp, (0, padding))
     return exact.by_token(output), logsumexp, seed, offset

@@ -33,7 +33,8 @@ def _convolution_backward(_: Any, x: Any, w: Any, *rest: Any, **__: Any) -> floa
 
 
 def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> float:
-    return 2.0 * q.numel() / max(q.size(-1), 1) * k.size(-2) * (q.size(-1) + v.size(-1))
+    width = q.shape[-1]
+    return 2.0 * q.numel() / max(width, 1) * k.shape[-2] * (width + v.shape[-1])
 
 
 def _attention_backward(_: Any, q: Any, k: Any, v: Any, *__: Any, **___: Any) -> float:

@@ -86,7 +86,7 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), extent * tensor.element_size()
 
 
-# ---- what _tensors.c is told of this PyTorch -----------------------------------------------------
+# ---- what _tensors.c and _seen.c are told of this PyTorch ----------------------------------------
 
 _library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 _storage_size = _library.aoti_torch_get_storage_size
@@ -140,4 +140,25 @@ def _bind() -> None:
                 _sim.know(torch.empty(0, dtype=dtype, device=CPU), dtype, dtype.itemsize)
 
 
+def _learn() -> bool:
+    """Show _seen.c where a tensor's C++ object has what; whether it knows now. Each of the others
+    differs in one thing that an alias depends on."""
+    sizes, strides, offset = (2, 3, 2, 3, 2), (1000, 101, 37, 11, 3), 17
+    base = torch.empty(5003, device=CPU)
+    sample = base.as_strided(sizes, strides, offset)
+    others = (
+        base.as_strided((1, *sizes[1:]), strides, offset),
+        base.as_strided(sizes, (999, *strides[1:]), offset),
+        base.as_strided(sizes, strides, offset + 1),
+        base.view(torch.int32).as_strided(sizes, strides, offset),
+        torch._neg_view(sample),
+        torch.empty(5003, device="meta").as_strided(sizes, strides, offset),
+    )
+    storage = base.untyped_storage()
+    keys = torch._C._dispatch_keys(sample).raw_repr()
+    address, size = storage.data_ptr(), storage.nbytes()
+    return _sim.learn(sample, storage._cdata, keys, address, size, others)
+
+
 _bind()
+recognises = _learn()  # else PyTorch is asked each time
