@@ -34,6 +34,7 @@ KEPT_BUFFER = (
     256 << 10
 )  # buffers up to this size stay on the GPU: they are written more often than not
 SLACK = 8 << 20  # bytes that are nobody's
+GRAIN = 2 << 20  # memory comes in pieces of this size
 PEAKS = 16  # how long tensors' needs are remembered: two for a pass
 STRANGE = 3  # passes in another order, each time, after which the layout is thought over
 VIEWS = 6  # places in the ring for which a weight's tensors are kept
@@ -753,10 +754,9 @@ class Model:
                 return
 
     def ring_size(self) -> int:
-        """How much of the GPU is to be for weights in passing: a little less than what the largest units
-        need, for memory comes in pieces."""
-        wanted = self.slots * self.largest
-        return max(wanted - min(SLACK, wanted // 32), self.largest)
+        """How much of the GPU is to be for weights in passing: if the one that comes has to wait for the
+        end of the one before with its last part, then the GPU waits for that part, every time."""
+        return -(-self.slots * self.largest // GRAIN) * GRAIN
 
     def balance(self) -> None:
         """How much of the GPU is for weights that stay: what PyTorch's tensors, which come first, have

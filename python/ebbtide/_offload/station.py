@@ -13,6 +13,7 @@ from ebbtide.vbar import Device
 if TYPE_CHECKING:
     from ebbtide._offload.model import Model, Unit
 
+NEARLY = 8 << 20  # bytes that a ring may lack: it is worse with one unit only
 CHUNKS = 8  # a unit is brought in about so many parts, so that a part of the ring is used, too
 
 
@@ -66,13 +67,17 @@ class Station:
             self.set_ring(0)
 
     def want_ring(self) -> bool:
-        """A ring as large as its models want it, or at least as one unit: whether it is larger now."""
+        """A ring as large as its models want it, or nearly, or at least as one unit: whether it is larger
+        now."""
         models = list(self.models)
         wanted = max((m.ring_size() for m in models), default=0)
         if self.ring >= wanted:
             return False
         least = max(m.largest for m in models)
-        return self.set_ring(wanted) or (self.ring < least < wanted and self.set_ring(least))
+        for size in (wanted, wanted - NEARLY, least):
+            if max(self.ring, least - 1) < size and self.set_ring(size):
+                return True
+        return False
 
 
 class Load:
