@@ -21,6 +21,10 @@ SIMULATED = not os.environ.get("EBBTIDE_TEST_GPU")
 if SIMULATED:
     sim.start(memory="1GiB", devices=2)
     sim.on_hazard("quiet")
+else:
+    # The libraries take memory of their own on a GPU, more than many of these tests have.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
 
 import torch  # noqa: E402
 
@@ -144,6 +148,7 @@ def free_room():
     torch.set_num_threads(threads)
     gc.collect()
     torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     if not ebbtide.is_attached():
         return
