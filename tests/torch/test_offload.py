@@ -241,7 +241,11 @@ def test_recurrent_layers(room, kind):
     model = nn.Sequential(
         nn.Linear(WIDTH, 256), kind(256, 128, num_layers=5, bidirectional=True, batch_first=True)
     )
-    room.same(model, torch.randn(1, 2, WIDTH), more=0 if room.how == "all" and SIMULATED else 32 * MIB if SIMULATED else 128 * MIB)
+    room.same(
+        model,
+        torch.randn(1, 2, WIDTH),
+        more=0 if room.how == "all" and SIMULATED else 32 * MIB if SIMULATED else 128 * MIB,
+    )
 
 
 @pytest.mark.parametrize("how", ["weight_norm", "orthogonal", "spectral_norm"])
