@@ -85,6 +85,8 @@ def hazards():
 class Room:
     """ebbtide.offload() with a limit, in words: all, half or little of a model stays resident."""
 
+    modules = 0  # when it was last known what will not go away
+
     def __init__(self, how):
         self.how = how
         self.limit = 0
@@ -139,9 +141,10 @@ def flat(result):
 @pytest.fixture
 def free_room():
     """Afterwards, nothing of any offloaded model is left."""
-    if not gc.get_freeze_count():
+    if len(sys.modules) > Room.modules:
         gc.collect()
-        gc.freeze()  # to look at all that PyTorch has takes longer than most tests
+        gc.freeze()  # to look at all that libraries have takes longer than most tests
+        Room.modules = len(sys.modules)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small models: to divide their work takes longer
     yield Room("all")

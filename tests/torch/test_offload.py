@@ -149,7 +149,7 @@ def test_parameters_that_are_not_contiguous_and_views_of_one_storage(room):
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.bool],
+    [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.bfloat16],
     ids=str,
 )
 def test_weights_of_every_kind_of_number(room, dtype):
