@@ -9,6 +9,7 @@ Parts: empty, training, limit, flush, processes, soak. --small takes a thirty-se
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import math
@@ -66,15 +67,21 @@ class Attached:
             raise AssertionError(f"{remaining} bytes remain")
 
 
-def alternately(function: Callable[[], float], rounds: int) -> tuple[float, float]:
-    """Medians of a measurement, without and with Ebbtide, taken in turn."""
-    plain, attached = [], []
-    for _ in range(rounds):
-        empty()
-        plain.append(function())
-        with Attached(scaled(64)):
-            attached.append(function())
-    return statistics.median(plain), statistics.median(attached)
+def alternately(name: str, unit: str, function: Callable[[], float], rounds: int) -> None:
+    """Tell a measurement without and with Ebbtide, taken in turn, and the ratio: the median of pairs, for
+    a machine that is slower for some seconds makes both slower."""
+    pairs = []
+    for i in range(rounds):
+        pair = {}
+        for attached in (False, True) if i % 2 else (True, False):
+            empty()
+            with Attached(scaled(64)) if attached else contextlib.nullcontext():
+                pair[attached] = function()
+        pairs.append((pair[False], pair[True]))
+    plain, attached = (statistics.median(times) for times in zip(*pairs, strict=True))
+    tell(name, plain, unit)
+    tell(f"{name}_attached", attached, unit)
+    tell(f"{name}_ratio", statistics.median(b / a for a, b in pairs), "x")
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -82,7 +89,7 @@ def alternately(function: Callable[[], float], rounds: int) -> tuple[float, floa
 
 def measure_empty() -> None:
     def run() -> float:
-        count = 2000 if options.small else 20000
+        count = 2000 if options.small else 5000
         for _ in range(100):
             torch.empty(1000, device="cuda")
         start = time.perf_counter()
@@ -90,10 +97,7 @@ def measure_empty() -> None:
             torch.empty(1000, device="cuda")
         return (time.perf_counter() - start) / count * 1e6
 
-    plain, attached = alternately(run, 9)
-    tell("empty_and_free", plain, "us")
-    tell("empty_and_free_attached", attached, "us")
-    tell("empty_and_free_ratio", attached / plain, "x")
+    alternately("empty_and_free", "us", run, 9 if options.small else 61)
 
 
 def measure_training() -> None:
@@ -117,10 +121,7 @@ def measure_training() -> None:
             took.append(time.perf_counter() - start)
         return statistics.median(took[4:]) * 1e3
 
-    plain, attached = alternately(run, 5)
-    tell("training_step", plain, "ms")
-    tell("training_step_attached", attached, "ms")
-    tell("training_step_ratio", attached / plain, "x")
+    alternately("training_step", "ms", run, 5)
 
 
 class Weights:

@@ -416,6 +416,7 @@ def test_a_graph_of_a_model_that_is_resident(free_room):
     inside(model).vbar.graphs_gone()  # nobody else can know
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_graph_of_a_model_that_is_streamed_raises(free_room):
     model = layers()
     inputs = x()
@@ -460,18 +461,18 @@ def test_what_the_handle_says(room):
 
 
 def test_a_pinned_module_is_resident_before_others(free_room):
-    model = layers()
+    model = layers(16)
     inputs = x()
-    free_room.of = lambda model: 9 * MIB
+    free_room.of = lambda model: 18 * MIB
     with torch.no_grad():
         expected = copy.deepcopy(model).cuda()(inputs)
         handle = free_room.offload(model)
-        for part in (model[6], model[1][0]):
+        for part in (model[6], model[13][0]):
             handle.pin(part)
             for _ in range(4):
                 assert torch.equal(model(inputs), expected)
     residency = handle.residency()
-    assert residency["6.0"] == 1 and residency["1.0"] == 1
+    assert residency["6.0"] == 1 and residency["13.0"] == 1
     assert min(residency.values()) == 0
     with pytest.raises(ValueError, match="no part"):
         handle.pin(nn.Linear(1, 1))

@@ -138,7 +138,6 @@ class Model:
         self.station = Station.of(index)
         self.mover = self.station.mover
         self.arena = host.Arena(self.mover, index, pinned)
-        # One for all models of a GPU: to make room, one drops what others have on their way.
         self.lock = self.station.lock
         self.local = threading.local()
         self._tracking = True
@@ -167,6 +166,7 @@ class Model:
         self.staying = WeakTensorKeyDictionary()  # buffers that were seen to be written
         self.largest = 0
         self.peaks: deque[int] = deque(maxlen=PEAKS)  # what tensors held, pass by pass
+        self.firm = 0  # bytes that are to stay whatever happens
         self.given_up = 0  # pages that made room for tensors
         self.fits = False
         self.station.models.add(self)
@@ -431,13 +431,15 @@ class Model:
         rest = [c for c in choices if not c.span and c not in firm]
         ordered = firm + spans + [rest[i] for i in spread([c.bytes for c in rest])]
         offsets: dict[int, int] = {}
-        at = 0
+        at = self.firm = 0
         for choice in ordered:
             for module in choice.owners:
                 for b in bindings[module]:
                     if id(b.piece) not in offsets:
                         offsets[id(b.piece)] = at
                         at += host._up(b.piece.nbytes)
+            if choice in firm:
+                self.firm = at
         if not at:
             self.vbar = None
             return
@@ -764,7 +766,8 @@ class Model:
         device, vbar = self.station.device.stats(), self.vbar.stats()
         size, given_up = vbar["bytes"], vbar["evictions_for_tensors"]
         most = min(device["limit"], device["total"] - device["headroom"]) - SLACK
-        tensors = device["held"] - device["resident"] - device["unused"] - device["poisoned"]
+        segments = _core.attached_stats(self.index) or {"segment_bytes": 0, "before": 0}
+        tensors = segments["segment_bytes"] + segments["before"]
         if given_up != self.given_up:
             # They needed more, in between, than they have now.
             tensors = max(tensors, most - self.ring_size() - vbar["watermark"])
@@ -775,6 +778,7 @@ class Model:
             room = 0  # what it takes is not known yet: nothing stays
         elif room < size:
             room = max(room - self.ring_size(), 0)
+        room = max(room, self.firm)
         self.fits = room >= size
         if self.fits and self.station.ring:
             self.station.trim()

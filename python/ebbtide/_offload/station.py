@@ -29,6 +29,7 @@ class Station:
         self.mover = _core.Mover(self.device)
         self.ring = 0
         self.models: weakref.WeakSet[Model] = weakref.WeakSet()
+        self.lock = threading.RLock()  # of its models: one drops what others have on their way
 
     @classmethod
     def of(cls, index: int) -> Station:
