@@ -34,6 +34,7 @@ KEPT_BUFFER = (
     256 << 10
 )  # buffers up to this size stay on the GPU: they are written more often than not
 SLACK = 8 << 20  # bytes that are nobody's
+LOOK_UP = 16  # an embedding is kept before others if it is no more than this part of the model
 GRAIN = 2 << 20  # memory comes in pieces of this size
 PEAKS = 16  # how long tensors' needs are remembered: two for a pass
 STRANGE = 3  # passes in another order, each time, after which the layout is thought over
@@ -425,11 +426,21 @@ class Model:
     def _lay_out(
         self, choices: list[units.Choice], bindings: dict[nn.Module, list[Binding]]
     ) -> None:
-        # What is to stay, then what is needed all the time, then the rest, spread.
+        # What is to stay, what is needed all the time, and what nothing is computed with, so that the
+        # link would have no time to bring it; then the rest, spread.
         firm = [c for c in choices if self._is_pinned(c)]
         spans = [c for c in choices if c.span and c not in firm]
-        rest = [c for c in choices if not c.span and c not in firm]
-        ordered = firm + spans + [rest[i] for i in spread([c.bytes for c in rest])]
+        most = sum(c.bytes for c in choices) // LOOK_UP
+        looked_up = [
+            c
+            for c in choices
+            if all(isinstance(m, nn.Embedding) for m in c.members)
+            and c.bytes <= most
+            and c not in firm
+            and not c.span
+        ]
+        rest = [c for c in choices if c not in (*firm, *spans, *looked_up)]
+        ordered = firm + spans + looked_up + [rest[i] for i in spread([c.bytes for c in rest])]
         offsets: dict[int, int] = {}
         at = self.firm = 0
         for choice in ordered:

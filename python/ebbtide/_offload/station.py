@@ -86,7 +86,9 @@ class Load:
     __slots__ = ("cargoes", "staged", "used")
 
     def __init__(self) -> None:
-        self.staged: list[int] = []  # of each piece so far, its place in the ring; 0: it is resident
+        self.staged: list[
+            int
+        ] = []  # of each piece so far, its place in the ring; 0: it is resident
         self.cargoes: list[int] = []
         self.used = 0  # times that it has been entered and not left
 
