@@ -25,7 +25,7 @@ from ebbtide.sim.cards import CARDS
 MIB = 1 << 20
 SCALE = 64
 TOKENS_SCALE = 1024
-TOKENS = (1, 4, 24)
+TOKENS = (1, 8, 24)
 SHARES = (75, 50, 25, 0)
 
 
@@ -92,8 +92,8 @@ def blocks(*inner: int) -> nn.Module:
 
 def linears() -> nn.Module:
     layers: list[nn.Module] = []
-    for i in range(1024):
-        layers += [nn.Linear(256, 256, bias=False), *([nn.ReLU()] if i % 4 == 3 else [])]
+    for _ in range(256):
+        layers += [nn.Linear(256, 512, bias=False), nn.ReLU(), nn.Linear(512, 256, bias=False)]
     return nn.Sequential(*layers)
 
 
