@@ -485,6 +485,26 @@ static PyObject *unit_forget(PyObject *self, PyObject *which)
     Py_RETURN_NONE;
 }
 
+/* learn(piece, unit, its piece): both are the same weight, so what one has filled the other need not. */
+static PyObject *unit_learn(PyObject *self, PyObject *arguments)
+{
+    unit *u = (unit *)self;
+    unsigned mine, its;
+    PyObject *other;
+    if (!PyArg_ParseTuple(arguments, "IOI", &mine, &other, &its))
+        return NULL;
+    const state *s = state_of(self);
+    if (!s || !PyObject_TypeCheck(other, s->types[UNIT]) || mine >= u->piece_count ||
+        its >= ((unit *)other)->piece_count) {
+        PyErr_SetString(PyExc_TypeError, "a piece of this unit, and one of another");
+        return NULL;
+    }
+    uint64_t signature = ((unit *)other)->pieces[its].signature;
+    if (signature > u->pieces[mine].signature)
+        u->pieces[mine].signature = signature;
+    Py_RETURN_NONE;
+}
+
 /* Bytes that are resident and as they were filled. */
 static PyObject *unit_resident(PyObject *self, void *unused)
 {
@@ -510,6 +530,8 @@ static PyMethodDef unit_methods[] = {
     {"leave", unit_leave, METH_NOARGS, "leave($self, /)\n--\n\nPark its tensors, and unpin."},
     {"forget", unit_forget, METH_O,
      "forget($self, piece, /)\n--\n\nThe piece's contents on the host have changed."},
+    {"learn", unit_learn, METH_VARARGS,
+     "learn($self, piece, unit, its, /)\n--\n\nThe same weight, which the other may have filled."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -179,6 +179,7 @@ def test_inference_mode(room):
 def test_a_deleted_model_leaves_nothing_behind(room):
     inputs = x()
     model = layers()
+    model[6][0].weight = model[1][0].weight
     handle = room.offload(model)
     with ebbtide.Device(0) as device, torch.no_grad():
         gc.disable()

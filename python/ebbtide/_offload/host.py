@@ -40,6 +40,8 @@ class Arena:
     def reserve(self, upcoming: Sequence[int]) -> None:
         """Make sure that the next regions, in this order, lie in one block where they can."""
         need = sum(_up(size) for size in upcoming)
+        if not need:
+            return
         if self.block is None or self.used + need > self.block.numel():
             self.block = self._new(need)
             self.used = 0

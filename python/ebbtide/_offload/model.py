@@ -19,6 +19,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ebbtide import _attach, _core
@@ -87,6 +92,7 @@ class Unit(_core.Unit):
         self.numbers = numbers
         self.bindings = bindings
         self.load: Load | None = None
+        self.shared: list[tuple[int, weakref.ref[Unit], int]] = []  # what others have, too
         self.bare = 0  # entered without its weights: they come one by one
         self.views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self.wants_grad = any(b.parked.requires_grad for b in bindings)
@@ -179,6 +185,7 @@ class Model:
         self.fits = False
         self.station.models.add(self)
         self.gates.add(Gate(root, self, "", root=True))
+        _watch()
         self.plan()
 
     def __del__(self) -> None:
@@ -472,6 +479,21 @@ class Model:
             self.units.append(unit)
         for choice in choices:
             self._put_gates(choice, by_choice[id(choice)])
+        self._find_shared()
+
+    def _find_shared(self) -> None:
+        """Tied weights: pieces of several units."""
+        having: dict[int, list[Unit]] = {}
+        for unit in self.units:
+            for piece in unit.numbers:
+                having.setdefault(piece, []).append(unit)
+        for piece, several in having.items():
+            for unit in several:
+                unit.shared += [
+                    (unit.numbers[piece], weakref.ref(other), other.numbers[piece])
+                    for other in several
+                    if other is not unit
+                ]
 
     def _parts(self, choice: units.Choice, pieces: list[Piece]) -> list[list[Piece]]:
         """What of a unit stays together. If a part of every unit stays, rather than every so many units,
@@ -607,28 +629,34 @@ class Model:
             if not self.depth and self.sequence.now and unit is self.sequence.now[0]:
                 self._end()
                 self._begin()
-            if (unit.stale or self.unclean) and not self._busy():
-                self.plan()
-            unit = gate.unit
-            if unit is None:
-                return None  # this one is no unit any more: its weights come one by one, this time
+            while True:
+                if (unit.stale or self.unclean) and not self._busy():
+                    self.plan()
+                unit = gate.unit
+                if unit is None:
+                    return None  # no unit any more: its weights come one by one, this time
+                fast = unit.enter()
+                # One that turns out to be stale is planned anew first.
+                if fast or self._enter(unit) or self._busy():
+                    break
+            if not fast and unit.stale and not unit.depth:
+                self._go_bare(unit)
             if gate.run:
                 self.local.run = unit
             self.called.append(gate.name)
             if not unit.span:
                 self.sequence.enter(unit)
-            if unit.enter():
-                return unit
-            self.tracking = True
-            self.slow += 1
-            self.slow_entries += 1
-            self._enter(unit)
-            self.prefetch()
+            if not fast:
+                self.tracking = True
+                self.slow += 1
+                self.slow_entries += 1
+                self.prefetch()
             return unit
 
-    def _enter(self, unit: Unit) -> None:
+    def _enter(self, unit: Unit) -> bool:
+        """False: it is stale, and was not entered."""
         if unit.depth and self._enter_again(unit):
-            return
+            return True
         for _ in range(3):
             if not self._fetch(unit, demand=True):
                 break
@@ -636,13 +664,24 @@ class Model:
             assert load is not None
             load.use(self.mover)
             if unit.enter_with(load.staged, self._reals(unit, load.staged)):
-                return
+                return True
             load.done(self.mover)
             unit.load = None
             if unit.stale:
-                break
-        # No room for it all: its weights come one by one, as they are used.
+                return False
+        if unit.stale:
+            return False
+        self._go_bare(unit)
+        return True
+
+    def _go_bare(self, unit: Unit) -> None:
+        """No room for it all, or it is not what it was: its weights come one by one, as they are
+        used."""
         self._discard(unit)
+        for b in unit.bindings if unit.stale else ():
+            tensor = b.place[b.key] if isinstance(b.place, list) else b.place.get(b.key)
+            if tensor is not None and tensor.device.type == "cpu" and units.is_plain(tensor):
+                tensor.data = tensor.data.to(self.torch_device)
         unit.bare += 1
         self.bare_entries += 1
         self.local.__dict__.setdefault("bare", []).append(unit)
@@ -664,6 +703,10 @@ class Model:
         if unit.span:
             # In the ring it would be in everybody's way, for as long as it is needed.
             return not demand
+        for number, ref, its in unit.shared:
+            other = ref()
+            if other is not None:
+                unit.learn(number, other, its)
         if unit.load is None:
             unit.load = Load()
         load = unit.load
@@ -914,6 +957,24 @@ class Model:
         self.unclean = True
         for unit in self.units:
             unit.stale = 1
+
+
+_watching: list[Any] = []
+
+
+def _watch() -> None:
+    """From now on it is seen when a module is given another weight, or another module."""
+    if not _watching:
+        _watching.append(register_module_parameter_registration_hook(_registered))
+        _watching.append(register_module_buffer_registration_hook(_registered))
+        _watching.append(register_module_module_registration_hook(_registered))
+
+
+def _registered(module: nn.Module, name: str, what: Any) -> None:
+    for station in list(Station._all.values()):
+        for model in list(station.models):
+            if module in model.names:
+                model.dirty()
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

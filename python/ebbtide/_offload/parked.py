@@ -36,10 +36,10 @@ class Piece:
     )
 
     def __init__(self, host: torch.Tensor, device: torch.device) -> None:
-        if host.is_inference():  # made in inference mode: it would tell nothing of writes
-            with torch.inference_mode(False):
-                storage, at = host.untyped_storage(), host.storage_offset()
-                host = torch.empty(0, dtype=torch.uint8).set_(storage, at, host.size(), (1,))
+        # A tensor of its own, with a version of its own: it tells of writes to these bytes alone.
+        with torch.inference_mode(False):
+            storage, at = host.untyped_storage(), host.storage_offset()
+            host = torch.empty(0, dtype=torch.uint8).set_(storage, at, host.size(), (1,))
         self.host = host  # bytes, one dimension
         self.nbytes = host.numel()
         self.device = device
@@ -57,12 +57,13 @@ class Piece:
         of: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A tensor over its bytes on the host, or over those of `of`."""
-        flat = self.host if of is None else of
-        made = torch.empty(0, dtype=dtype, device=flat.device)
+        flat, item = self.host if of is None else of, dtype.itemsize
         start = flat.storage_offset()
-        if start % dtype.itemsize:
+        if start % item:
             raise RuntimeError(f"bytes at {start} cannot be read as {dtype}")
-        return made.set_(flat.untyped_storage(), start // dtype.itemsize + offset, size, stride)
+        whole = flat[: flat.numel() // item * item].view(dtype)
+        # A view, not another tensor over the same memory: writing it changes the bytes' version.
+        return whole.as_strided(size, stride, start // item + offset).detach()
 
     def before_write(self) -> None:
         """Nothing may be reading it any more when it changes."""
@@ -139,6 +140,9 @@ class Parked(torch.Tensor):
         )
 
     def storage(self) -> Any:
+        return self.untyped_storage()
+
+    def __dlpack__(self, *_: Any, **__: Any) -> Any:
         return self.untyped_storage()
 
     def tolist(self) -> Any:

@@ -1,0 +1,459 @@
+"""offload(): weights between passes. They report the GPU; reading gives their values, writing
+reaches them, and whatever else is done to a model is done to it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ebbtide
+
+MIB = 1 << 20
+WIDTH = 512  # a square of it is 1 MiB
+
+
+def layers(count=6, width=WIDTH):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(count)))
+
+
+def x(width=WIDTH):
+    return torch.randn(1, width, device="cuda")
+
+
+class Pair:
+    """An offloaded model, and the same one as a plain model on the GPU."""
+
+    def __init__(self, room, model=None, passes=2, more=4 * MIB):
+        self.model = layers() if model is None else model
+        self.plain = copy.deepcopy(self.model).cuda()
+        self.inputs = x()
+        self.handle = room.offload(self.model, more)
+        self.same(passes)
+
+    def both(self):
+        return self.model, self.plain
+
+    def same(self, passes=3):
+        with torch.no_grad():
+            expected = self.plain(self.inputs)
+            for _ in range(passes):
+                assert torch.equal(self.model(self.inputs), expected)
+        return True
+
+
+# ---- reading and writing ------------------------------------------------------------------------
+
+
+def test_a_weight_reports_the_gpu_and_reads_as_it_is(free_room):
+    pair = Pair(free_room)
+    p, q = (m[2][0].weight for m in pair.both())
+    assert (p.device, p.shape, p.dtype, p.stride()) == (q.device, q.shape, q.dtype, q.stride())
+    assert p.is_cuda and p.is_leaf and p.requires_grad and isinstance(p, nn.Parameter)
+    assert p.numel() == q.numel() and p.nbytes == q.nbytes and p.is_contiguous()
+    with torch.no_grad():
+        assert torch.equal(p, q) and torch.equal(p.cpu(), q.cpu())
+        assert torch.equal(p[3], q[3]) and torch.equal(p.t(), q.t())
+        assert torch.equal(p + 1, q + 1) and p[5, 6].item() == q[5, 6].item()
+        assert torch.equal(p.clone(), q) and p.clone().data_ptr()
+        assert torch.equal(p.to(torch.float16), q.half())
+        assert torch.equal(p.detach().view(-1)[7:9], q.view(-1)[7:9])
+        assert torch.equal(torch.cat([p, q]), torch.cat([q, q]))
+        assert p[:2, :2].tolist() == q[:2, :2].tolist()
+        assert torch.equal(p.chunk(2)[1], q.chunk(2)[1])
+        assert "Parameter" in repr(p)
+    assert float(p.norm()) == float(q.norm())
+    assert torch.equal(torch.from_numpy(p.detach().cpu().numpy()), q.detach().cpu())
+
+
+def test_what_a_weight_has_not_raises(free_room):
+    pair = Pair(free_room)
+    p = pair.model[0][0].weight
+    for ask in (
+        lambda: p.data_ptr(),
+        lambda: p.detach().data_ptr(),
+        lambda: p[1].data_ptr(),
+        lambda: p.untyped_storage().data_ptr(),
+        lambda: p.storage().data_ptr(),
+        lambda: p.data.data_ptr(),
+        lambda: p.__cuda_array_interface__,
+        lambda: torch.from_dlpack(p.detach()),
+        lambda: p.detach().numpy(),
+        lambda: p.pin_memory(),
+        lambda: p.share_memory_(),
+        lambda: p.detach().resize_(3),
+        lambda: p.detach().set_(torch.zeros(2, device="cuda")),
+    ):
+        with pytest.raises((RuntimeError, TypeError, NotImplementedError, AttributeError)):
+            ask()
+    assert pair.same()
+
+
+WRITES = {
+    "copy_": lambda p, v: p.copy_(v),
+    "copy_ from the host": lambda p, v: p.copy_(v.cpu()),
+    "fill_": lambda p, v: p.fill_(0.25),
+    "mul_": lambda p, v: p.mul_(1.5),
+    "add_": lambda p, v: p.add_(v, alpha=0.5),
+    "out": lambda p, v: torch.add(v, 1, out=p),
+    "data": lambda p, v: setattr(p, "data", v),
+    "data in place": lambda p, v: p.data.mul_(2),
+    "data item": lambda p, v: p.data.__setitem__((0, 1), 3.0),
+    "data rows": lambda p, v: p.data.__setitem__(slice(2, 9), v[2:9]),
+    "item": lambda p, v: p.__setitem__(3, 7.0),
+    "mask": lambda p, v: p.__setitem__(v > 0, 1.0),
+    "view": lambda p, v: p.view(-1)[10:2000].copy_(v.view(-1)[:1990]),
+    "transposed": lambda p, v: p.t()[5].zero_(),
+    "chunks": lambda p, v: p.chunk(2)[1].add_(1),
+    "detached": lambda p, v: p.detach().clamp_(min=0),
+    "diagonal": lambda p, v: p.diagonal().fill_(2),
+    "foreach": lambda p, v: torch._foreach_mul_([p], 0.5),
+    "addcmul_": lambda p, v: p.addcmul_(v, v),
+    "lerp_": lambda p, v: p.lerp_(v, 0.5),
+    "index_add_": lambda p, v: p.index_add_(0, torch.tensor([1, 4], device=p.device), v[:2]),
+    "zeros": lambda p, v: nn.init.zeros_(p),
+    "eye": lambda p, v: nn.init.eye_(p),
+    "swap with itself": lambda p, v: p.data.copy_(p.data.flip(0).clone()),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_writing_reaches_the_weight(free_room, how):
+    pair = Pair(free_room, layers(3), passes=3)
+    values = torch.randn(WIDTH, WIDTH, device="cuda")
+    with torch.no_grad():
+        for model in pair.both():
+            WRITES[how](model[1][0].weight, values)
+    assert torch.equal(pair.model[1][0].weight, pair.plain[1][0].weight)
+    assert pair.same()
+
+
+def test_writing_where_weights_are_streamed(room):
+    pair = Pair(room, passes=3)
+    for how in ("copy_", "data rows", "view", "foreach"):
+        values = torch.randn(WIDTH, WIDTH, device="cuda")
+        with torch.no_grad():
+            for model in pair.both():
+                for i in (1, 5):
+                    WRITES[how](model[i][0].weight, values)
+                    model[i][0].bias.add_(0.5)
+        assert pair.same(2)
+
+
+def test_an_initialisation_gives_the_same_values(free_room):
+    pair = Pair(free_room)
+    for init in (nn.init.xavier_uniform_, nn.init.kaiming_normal_, nn.init.orthogonal_):
+        for model in pair.both():
+            torch.manual_seed(3)
+            init(model[1][0].weight)
+        assert pair.same()
+    for model in pair.both():
+        torch.manual_seed(4)
+        model[2][0].reset_parameters()
+    assert pair.same()
+
+
+def test_an_optimizer_that_is_given_gradients_updates_the_weights(free_room):
+    pair = Pair(free_room, layers(3))
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        grads = [torch.randn_like(p) for p in pair.plain.parameters()]
+        for model in pair.both():
+            for p, grad in zip(model.parameters(), grads, strict=True):
+                p.grad = grad.clone()
+            kind(model.parameters(), lr=0.1, weight_decay=0.1).step()
+            model.zero_grad()
+        assert pair.same()
+
+
+def test_a_write_in_a_hook_before_the_pass_is_seen(room):
+    pair = Pair(room, passes=3)
+
+    def scale(module, args):
+        with torch.no_grad():
+            module.weight.mul_(1.25)
+
+    for model in pair.both():
+        model[4][0].register_forward_pre_hook(scale)
+    for _ in range(3):
+        assert pair.same(1)
+
+
+# ---- state --------------------------------------------------------------------------------------
+
+
+def test_a_state_dict_has_plain_tensors(room):
+    pair = Pair(room)
+    state = pair.model.state_dict()
+    plain = pair.plain.state_dict()
+    assert list(state) == list(plain)
+    for name, tensor in state.items():
+        assert type(tensor) is torch.Tensor and tensor.device.type == "cpu"
+        assert torch.equal(tensor, plain[name].cpu())
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=True)
+    assert all(torch.equal(again[name], plain[name].cpu()) for name in plain)
+    other = layers()
+    other.load_state_dict(state)
+    assert pair.same()
+    part = pair.model[2].state_dict(prefix="part.")
+    assert torch.equal(part["part.0.weight"], plain["2.0.weight"].cpu())
+    assert all(isinstance(t, torch.Tensor) for t in pair.model.state_dict(keep_vars=True).values())
+
+
+# What is on its way already is read while it changes, and thrown away when the next pass begins.
+@pytest.mark.hazards
+def test_writing_to_a_state_dict_writes_the_weight_as_ever(room):
+    pair = Pair(room)
+    for model in pair.both():
+        state = model.state_dict()
+        state["1.0.weight"].mul_(2)
+        state["3.0.bias"][5] = 9
+    assert pair.same()
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_loading_a_state_dict(room, assign, where):
+    pair = Pair(room, passes=3, more=12 * MIB)
+    for _ in range(2):
+        state = {name: torch.randn_like(t) for name, t in pair.plain.state_dict().items()}
+        pair.plain.load_state_dict(state)
+        given = {name: t.to(where, copy=True) for name, t in state.items()}
+        pair.model.load_state_dict(given, assign=assign)
+        del given
+        assert pair.same()
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        pair.model.load_state_dict({"0.0.weight": torch.zeros(2, 2)}, strict=False)
+    assert pair.same()
+
+
+def test_pickling_is_refused(free_room):
+    pair = Pair(free_room)
+    for what in (pair.model, pair.model[1][0], pair.handle):
+        with pytest.raises(TypeError, match="pickle"):
+            pickle.dumps(what)
+    with pytest.raises(TypeError, match="pickle"):
+        torch.save(pair.model, io.BytesIO())
+    # A weight alone goes by its values.
+    again = pickle.loads(pickle.dumps(pair.model[1][0].weight))
+    assert torch.equal(again.cpu(), pair.plain[1][0].weight.cpu())
+
+
+# ---- moving and copying -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cuda", "to cuda", "to cuda:0", "requires_grad_", "eval", "float"])
+def test_what_is_true_already_changes_nothing(room, how):
+    pair = Pair(room, passes=3)
+    model = pair.model
+    {
+        "cuda": model.cuda,
+        "to cuda": lambda: model.to("cuda"),
+        "to cuda:0": lambda: model.to(torch.device("cuda", 0)),
+        "requires_grad_": lambda: model.requires_grad_(False),
+        "eval": model.eval,
+        "float": model.float,
+    }[how]()
+    assert pair.same()
+    assert pair.handle.stats()["bytes"] >= 6 * MIB
+
+
+@pytest.mark.parametrize("how", ["half", "bfloat16", "double", "to dtype"])
+def test_another_dtype(room, how):
+    pair = Pair(room, layers(4), passes=3, more=24 * MIB)
+    for model in pair.both():
+        model.to(torch.float16) if how == "to dtype" else getattr(model, how)()
+    pair.inputs = pair.inputs.to(pair.plain[0][0].weight.dtype)
+    assert pair.model[0][0].weight.dtype == pair.plain[0][0].weight.dtype
+    assert pair.same()
+    for model in pair.both():
+        model.float()
+    pair.inputs = pair.inputs.float()
+    assert pair.same()
+
+
+def test_to_the_cpu_it_does_not_go(room):
+    """It runs where it says it is."""
+    pair = Pair(room, passes=3)
+    pair.model.cpu()
+    assert {p.device.type for p in pair.model.parameters()} == {"cuda"}
+    assert pair.same()
+    with pytest.raises(RuntimeError, match="device"), torch.no_grad():
+        pair.model(pair.inputs.cpu())
+    pair.model.cuda()
+    assert pair.same()
+
+
+def test_a_deep_copy_is_independent(room):
+    pair = Pair(room, passes=3, more=24 * MIB)
+    copied = copy.deepcopy(pair.model)
+    part = copy.deepcopy(pair.model[3])
+    with torch.no_grad():
+        expected = pair.plain(pair.inputs)
+        assert torch.equal(copied(pair.inputs), expected)
+        assert torch.equal(part(pair.inputs), pair.plain[3](pair.inputs))
+        for p in copied.parameters():
+            p.zero_()
+    assert pair.same()
+    copied = copy.deepcopy(pair.model)
+    with torch.no_grad():
+        for p in pair.model.parameters():
+            p.zero_()
+        assert torch.equal(copied(pair.inputs), expected)
+        del pair.model
+        assert torch.equal(copied(pair.inputs), expected)
+        ebbtide.offload(copied)
+        for _ in range(3):
+            assert torch.equal(copied(pair.inputs), expected)
+
+
+# ---- other weights, other modules ---------------------------------------------------------------
+
+
+def test_a_parameter_that_is_replaced(room):
+    pair = Pair(room, passes=3)
+    for where in ("cuda", "cpu"):
+        values = torch.randn(WIDTH, WIDTH)
+        for model in pair.both():
+            device = "cuda" if model is pair.plain else where
+            model[2][0].weight = nn.Parameter(values.to(device, copy=True))
+        assert pair.same()
+        assert pair.model[2][0].weight.is_cuda
+    for model in pair.both():
+        model[2][0].bias = None
+    assert pair.same()
+
+
+def test_modules_that_are_added_replaced_and_removed(room):
+    pair = Pair(room, passes=3)
+    new = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
+    for model in pair.both():
+        mine = copy.deepcopy(new)
+        model[1] = mine[0].cuda() if model is pair.plain else mine[0]
+        model.append(mine[1].cuda() if model is pair.plain else mine[1])
+    assert pair.same()
+    for model in pair.both():
+        del model[3]
+    assert pair.same()
+    for model in pair.both():
+        model[0], model[4] = model[4], model[0]
+    assert pair.same()
+
+
+class LoRA(nn.Module):
+    """A low-rank change of a layer, written by hand."""
+
+    def __init__(self, base, rank=4):
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(WIDTH, rank, bias=False)
+        self.up = nn.Linear(rank, WIDTH, bias=False)
+
+    def forward(self, h):
+        return self.base(h) + self.up(self.down(h))
+
+    def merge(self):
+        with torch.no_grad():
+            self.base.weight += self.up.weight @ self.down.weight
+        return self.base
+
+
+def adapt(model, device):
+    torch.manual_seed(7)
+    for part in model:
+        part[0] = LoRA(part[0])
+        part[0].down.to(device)
+        part[0].up.to(device)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "after, on the host"])
+def test_lora_added_and_merged(room, when):
+    model = layers()
+    if when == "before":
+        adapt(model, "cpu")
+    pair = Pair(room, model, passes=3, more=8 * MIB)
+    if when != "before":
+        torch.manual_seed(7)
+        low = [LoRA(nn.Identity()) for _ in model]
+        for each in pair.both():
+            for part, given in zip(each, low, strict=True):
+                on = "cpu" if "host" in when and each is model else "cuda"
+                part[0] = wrapped(part[0], given, on)
+    assert pair.same()
+    for each in pair.both():
+        for part in each:
+            part[0] = part[0].merge()
+    assert pair.same()
+
+
+def wrapped(base, given, device):
+    made = LoRA(base)
+    made.down = copy.deepcopy(given.down).to(device)
+    made.up = copy.deepcopy(given.up).to(device)
+    return made
+
+
+def test_a_weight_that_is_shared_afterwards(room):
+    pair = Pair(room, passes=3)
+    for model in pair.both():
+        model[4][0].weight = model[1][0].weight
+    assert pair.same()
+    with torch.no_grad():
+        for model in pair.both():
+            model[1][0].weight.mul_(1.1)
+    assert pair.same()
+    assert pair.model[4][0].weight is pair.model[1][0].weight
+
+
+def test_a_parametrization_that_is_added_afterwards(room):
+    pair = Pair(room, passes=3, more=24 * MIB)
+    for model in pair.both():
+        with torch.no_grad():
+            nn.utils.parametrizations.weight_norm(model[2][0])
+    assert pair.same()
+    for model in pair.both():
+        nn.utils.parametrize.remove_parametrizations(model[2][0], "weight")
+    assert pair.same()
+
+
+# ---- memory of the host -------------------------------------------------------------------------
+
+
+def test_weights_that_are_pinned_already_are_not_copied(room):
+    model = layers()
+    for p in model.parameters():
+        p.data = p.data.pin_memory()
+    where = model[3][0].weight.data_ptr()
+    pair = Pair(room, model, passes=3)
+    assert pair.model.state_dict()["3.0.weight"].data_ptr() == where
+
+
+@pytest.mark.parametrize("how", ["torch", "safetensors"])
+def test_weights_mapped_from_a_file_are_not_copied(room, how, tmp_path):
+    values = layers().state_dict()
+    if how == "torch":
+        torch.save(values, tmp_path / "weights.pt")
+        mapped = torch.load(tmp_path / "weights.pt", mmap=True)
+    else:
+        safetensors = pytest.importorskip("safetensors.torch")
+        safetensors.save_file(values, tmp_path / "weights.safetensors")
+        mapped = safetensors.load_file(tmp_path / "weights.safetensors")
+    with torch.device("meta"):
+        model = layers()
+    model.load_state_dict(mapped, assign=True)
+    where = model[3][0].weight.data_ptr()
+    pair = Pair(room, model, passes=3)
+    assert pair.model.state_dict()["3.0.weight"].data_ptr() == where
+    # Written, it is a copy, and the file is as it was.
+    with torch.no_grad():
+        for each in pair.both():
+            each[3][0].weight.mul_(2)
+    assert pair.same()
+    assert F.mse_loss(mapped["1.0.weight"], values["1.0.weight"]) == 0
