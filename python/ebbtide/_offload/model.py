@@ -39,6 +39,8 @@ KEPT_BUFFER = (
     256 << 10
 )  # buffers up to this size stay on the GPU: they are written more often than not
 SLACK = 8 << 20  # bytes that are nobody's
+LOOK_UP = 16  # an embedding is kept before others if it is no more than this part of the model
+SPREAD = 4  # parts of a unit of which some stay and some do not
 GRAIN = 2 << 20  # memory comes in pieces of this size
 PEAKS = 16  # how long tensors' needs are remembered: two for a pass
 STRANGE = 3  # passes in another order, each time, after which the layout is thought over
@@ -101,6 +103,12 @@ class Unit(_core.Unit):
         model = self.model and self.model()
         if model is not None:
             model.save_written(self)
+
+
+def _pieces(choice: units.Choice, bindings: dict[nn.Module, list[Binding]]) -> list[Piece]:
+    """A unit's, each once."""
+    found = {id(b.piece): b.piece for module in choice.owners for b in bindings[module]}
+    return list(found.values())
 
 
 def over(owner: Any, address: int, size: int) -> torch.Tensor:
@@ -432,20 +440,31 @@ class Model:
     def _lay_out(
         self, choices: list[units.Choice], bindings: dict[nn.Module, list[Binding]]
     ) -> None:
-        # What is to stay, then what is needed all the time, then the rest, spread.
+        # What is to stay, what is needed all the time, and what nothing is computed with, so that the
+        # link would have no time to bring it; then the rest, spread.
         firm = [c for c in choices if self._is_pinned(c)]
         spans = [c for c in choices if c.span and c not in firm]
-        rest = [c for c in choices if not c.span and c not in firm]
-        ordered = firm + spans + [rest[i] for i in spread([c.bytes for c in rest])]
+        most = sum(c.bytes for c in choices) // LOOK_UP
+        looked_up = [
+            c
+            for c in choices
+            if all(isinstance(m, nn.Embedding) for m in c.members)
+            and c.bytes <= most
+            and c not in firm
+            and not c.span
+        ]
+        rest = [c for c in choices if c not in (*firm, *spans, *looked_up)]
+        groups = [_pieces(c, bindings) for c in firm + spans + looked_up]
+        parts = [part for c in rest for part in self._parts(c, _pieces(c, bindings))]
+        groups += [parts[i] for i in spread([sum(p.nbytes for p in part) for part in parts])]
         offsets: dict[int, int] = {}
         at = self.firm = 0
-        for choice in ordered:
-            for module in choice.owners:
-                for b in bindings[module]:
-                    if id(b.piece) not in offsets:
-                        offsets[id(b.piece)] = at
-                        at += host._up(b.piece.nbytes)
-            if choice in firm:
+        for number, group in enumerate(groups):
+            for piece in group:
+                if id(piece) not in offsets:
+                    offsets[id(piece)] = at
+                    at += host._up(piece.nbytes)
+            if number < len(firm):
                 self.firm = at
         if not at:
             self.vbar = None
@@ -475,6 +494,20 @@ class Model:
                     for other in several
                     if other is not unit
                 ]
+
+    def _parts(self, choice: units.Choice, pieces: list[Piece]) -> list[list[Piece]]:
+        """What of a unit stays together. If a part of every unit stays, rather than every so many units,
+        the others come evenly, and more of them are in the ring; but to go into a unit that is resident
+        in one piece is cheaper, and a run of small layers is better off whole."""
+        if self.fits or len(choice.members) > 1:
+            return [pieces]
+        target = sum(p.nbytes for p in pieces) // SPREAD
+        parts: list[list[Piece]] = [[]]
+        for piece in pieces:
+            if sum(p.nbytes for p in parts[-1]) >= target:
+                parts.append([])
+            parts[-1].append(piece)
+        return parts
 
     def _is_pinned(self, choice: units.Choice) -> bool:
         return any(

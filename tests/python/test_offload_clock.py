@@ -1,0 +1,34 @@
+"""An offloaded model is as fast as link and card allow: on the virtual clock, to the microsecond.
+
+Three kinds of model, on cards that stand as those of 8, 12 and 24 GB do to models of 16 GiB;
+offload_clock.py says how. The clock knows driver calls, copies and kernels, and no time of
+Python's.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+BAR = 97.0  # per cent of what the slower one of link and arithmetic allows
+
+
+@pytest.mark.parametrize(
+    ("card", "model"), [("rtx4060", "llama"), ("rtx4070", "dit"), ("rtx4090", "linears")]
+)
+def test_a_step_takes_as_long_as_the_link_or_the_arithmetic_needs(python, repository, card, model):
+    program = repository / "tests" / "python" / "offload_clock.py"
+    done = python(str(program), card, model)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *cases, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert last == {"hazards": []}
+    assert len(cases) == 12
+    for case in cases:
+        assert case["same"], case
+        assert case["one_by_one"] == 0, case
+        assert case["held"] <= case["limit"], case
+        assert case["of_bound"] >= BAR, case
+    # Both bounds are met with: the one that is about the link, and the one about arithmetic.
+    assert any(case["link"] > 2 * case["resident_step"] for case in cases)
+    assert any(case["resident_step"] > 2 * case["link"] for case in cases)
