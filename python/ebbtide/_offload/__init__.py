@@ -1,7 +1,6 @@
 """offload(): any nn.Module, of any size, with one line. docs/offload.md tells the rest."""
 
 import types
-from typing import Any
 
 import torch
 
@@ -12,25 +11,20 @@ __all__ = ["Offloaded", "offload"]
 
 
 def _unseen() -> None:
-    """torch.compile() does not look into any of this, but into what it calls."""
+    """torch.compile() does not look into any of this, but into what gates call."""
     frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    skip: Any = getattr(frames, "skip_code", None)
-    if hasattr(frames, "set_code_exec_strategy"):
-        action = frames._FrameAction
-        strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
-
-        def skip(code: Any) -> None:
-            frames.set_code_exec_strategy(code, strategy)
-
-    if skip is None:
+    if not hasattr(frames, "set_code_exec_strategy"):
         return
+    action, strategy = frames._FrameAction, frames._FrameExecStrategy
+    alone, with_all = strategy(action.SKIP, action.DEFAULT), strategy(action.SKIP, action.SKIP)
     for module in (gates, handle, host, model, order, parked, station, units):
         found = list(vars(module).values())
         found += [f for c in found if isinstance(c, type) for f in vars(c).values()]
         for f in found:
             f = getattr(f, "__func__", getattr(f, "fget", f))
             if isinstance(f, types.FunctionType) and f.__module__ == module.__name__:
-                skip(f.__code__)
+                leads_on = module is gates and f.__name__ in ("_call", "_pass", "_with_grad")
+                frames.set_code_exec_strategy(f.__code__, alone if leads_on else with_all)
 
 
 _unseen()
