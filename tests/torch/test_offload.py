@@ -317,3 +317,10 @@ def test_one_pass_after_another_without_the_root(room):
             for one, other in zip(model, plain, strict=True):
                 a, b = one(a), other(b)
                 assert torch.equal(a, b)
+
+
+def test_a_parameter_that_is_written_in_forward_keeps_its_values(room):
+    model = Writes("in place")
+    seen = model.cache._buffers.pop("seen")
+    model.cache.seen = nn.Parameter(seen, requires_grad=False)
+    room.same(model, x())
