@@ -39,6 +39,11 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "two_cards: needs two cards")
 
 
+def pytest_collection_finish(session):
+    gc.collect()
+    gc.freeze()  # to look at all that PyTorch has takes longer than most tests
+
+
 def pytest_collection_modifyitems(items):
     alone = torch.cuda.device_count() < 2
     for item in items:
@@ -85,7 +90,6 @@ def hazards():
 class Room:
     """ebbtide.offload() with a limit, in words: all, half or little of a model stays resident."""
 
-    modules = 0  # when it was last known what will not go away
 
     def __init__(self, how):
         self.how = how
@@ -141,10 +145,6 @@ def flat(result):
 @pytest.fixture
 def free_room():
     """Afterwards, nothing of any offloaded model is left."""
-    if len(sys.modules) > Room.modules:
-        gc.collect()
-        gc.freeze()  # to look at all that libraries have takes longer than most tests
-        Room.modules = len(sys.modules)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small models: to divide their work takes longer
     yield Room("all")
