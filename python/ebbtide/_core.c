@@ -173,12 +173,9 @@ static int add_types(PyObject *module, state *s)
     const struct {
         const char *name;
         PyType_Spec *spec;
-    } types[TYPES] = {[DEVICE] = {"Device", &device_spec},
-                      [VBAR] = {"VBAR", &vbar_spec},
-                      [WEIGHT] = {"Weight", &weight_spec},
-                      [UNIT] = {"Unit", &unit_spec},
-                      [MOVER] = {"Mover", &mover_spec},
-                      [GATE] = {"Gate", &gate_spec}};
+    } types[TYPES] = {[DEVICE] = {"Device", &device_spec}, [VBAR] = {"VBAR", &vbar_spec},
+                      [WEIGHT] = {"Weight", &weight_spec}, [UNIT] = {"Unit", &unit_spec},
+                      [MOVER] = {"Mover", &mover_spec},    [GATE] = {"Gate", &gate_spec}};
     for (size_t i = 0; i < TYPES; i++) {
         PyObject *type = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
         s->types[i] = (PyTypeObject *)type;

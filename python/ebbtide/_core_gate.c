@@ -9,10 +9,10 @@
 #include "_core.h"
 
 typedef struct gate {
-    PyObject_HEAD PyObject *module;  /* a weak reference */
-    PyObject *function, *own;        /* the class's forward(), or the instance's own */
-    PyObject *grad_enabled, *local;  /* PyTorch's function; the thread's own state */
-    PyObject *unit;                  /* or NULL */
+    PyObject_HEAD PyObject *module; /* a weak reference */
+    PyObject *function, *own;       /* the class's forward(), or the instance's own */
+    PyObject *grad_enabled, *local; /* PyTorch's function; the thread's own state */
+    PyObject *unit;                 /* or NULL */
     char slow, root, run, enters, leaves;
 } gate;
 

@@ -37,9 +37,10 @@ struct unit {
     unsigned depth; /* times entered and not left */
     bool whole;     /* entered with all of it resident: its runs are pinned */
     int stale;      /* its places or weights are not what they were: it is not entered any more */
-    PyObject
-        *base;    /* the tensor that the VBAR's own are views of, or NULL; its version tells who */
-    long version; /* writes */
+    /* The tensor that the VBAR's own are views of, or NULL: its version tells who writes. */
+    PyObject *base;
+    long version;
+    PyObject *name; /* "_version" */
 };
 
 /* ---- life --------------------------------------------------------------------------------------- */
@@ -122,6 +123,9 @@ static int unit_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         PyErr_SetString(PyExc_TypeError, "a unit is made once, of a VBAR");
         return -1;
     }
+    u->name = PyUnicode_InternFromString("_version");
+    if (!u->name)
+        return -1;
     Py_INCREF(v);
     u->vbar = (vbar *)v;
     return take_pieces(u, pieces) < 0 || take_swaps(u, swaps) < 0 ? -1 : 0;
@@ -156,6 +160,7 @@ static int unit_clear(PyObject *self)
     }
     Py_CLEAR(u->vbar);
     Py_CLEAR(u->base);
+    Py_CLEAR(u->name);
     return 0;
 }
 
@@ -424,7 +429,7 @@ static int look_for_writes(unit *u)
 {
     if (!u->base)
         return 0;
-    PyObject *version = PyObject_GetAttrString(u->base, "_version");
+    PyObject *version = PyObject_GetAttr(u->base, u->name);
     long now = version ? PyLong_AsLong(version) : -1;
     Py_XDECREF(version);
     if (now == u->version)

@@ -127,8 +127,24 @@ static bool populate(char *memory, size_t bytes)
     return true;
 }
 
+/* Bytes that can be had without pushing somebody out; some systems would promise any number. */
+static uint64_t available(void)
+{
+    unsigned long long found = 0;
+    FILE *info = fopen("/proc/meminfo", "re");
+    char line[128];
+    while (info && !found && fgets(line, sizeof line, info))
+        if (sscanf(line, "MemAvailable: %llu kB", &found) == 1)
+            found *= 1024;
+    if (info)
+        fclose(info);
+    return found ? found : (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
 void *ebb__os_host_new(size_t bytes)
 {
+    if (bytes > available())
+        return NULL;
     /* Somewhat more, so that it can begin with a huge page; what is over is given back. */
     size_t slack = bytes >= HUGE_PAGE ? HUGE_PAGE : 0;
     if (bytes > SIZE_MAX - 2 * HUGE_PAGE)

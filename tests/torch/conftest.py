@@ -21,6 +21,10 @@ SIMULATED = not os.environ.get("EBBTIDE_TEST_GPU")
 if SIMULATED:
     sim.start(memory="1GiB", devices=2)
     sim.on_hazard("quiet")
+else:
+    # The libraries take memory of their own on a GPU, more than many of these tests have.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
 
 import torch  # noqa: E402
 
@@ -81,6 +85,8 @@ def hazards():
 class Room:
     """ebbtide.offload() with a limit, in words: all, half or little of a model stays resident."""
 
+    modules = 0  # when it was last known what will not go away
+
     def __init__(self, how):
         self.how = how
         self.limit = 0
@@ -135,15 +141,17 @@ def flat(result):
 @pytest.fixture
 def free_room():
     """Afterwards, nothing of any offloaded model is left."""
-    if not gc.get_freeze_count():
+    if len(sys.modules) > Room.modules:
         gc.collect()
-        gc.freeze()  # to look at all that PyTorch has takes longer than most tests
+        gc.freeze()  # to look at all that libraries have takes longer than most tests
+        Room.modules = len(sys.modules)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small models: to divide their work takes longer
     yield Room("all")
     torch.set_num_threads(threads)
     gc.collect()
     torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     if not ebbtide.is_attached():
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import threading
 import warnings
@@ -16,6 +17,7 @@ from torch import nn
 import ebbtide
 
 MIB = 1 << 20
+SIMULATED = not os.environ.get("EBBTIDE_TEST_GPU")
 WIDTH = 512  # a square of it is 1 MiB
 
 
@@ -454,7 +456,8 @@ def test_what_the_handle_says(room):
     assert all(0 <= part <= 1 for part in residency.values())
     if room.how == "all":
         assert set(residency.values()) == {1.0}
-        assert stats["resident"] >= size and stats["slow_entries"] == 16
+        assert stats["resident"] >= size
+        assert 16 <= stats["slow_entries"] <= (16 if SIMULATED else 32)
     elif room.how == "little":
         assert sum(residency.values()) < 5
         assert stats["streamed"] > 0

@@ -32,7 +32,7 @@ from ebbtide._offload.gates import Gate, Keep
 from ebbtide._offload.order import Sequence_, spread
 from ebbtide._offload.parked import Parked, Piece, host_of, park
 from ebbtide._offload.station import GRAIN, SLACK, Load, Station, chunks
-from ebbtide.vbar import VBAR, Device
+from ebbtide.vbar import VBAR
 
 KEPT_SPAN = 32 << 20  # so do weights of modules that hold units, up to this size
 KEPT_BUFFER = (
