@@ -31,17 +31,15 @@ from ebbtide._offload import host, units
 from ebbtide._offload.gates import Gate, Keep
 from ebbtide._offload.order import Sequence_, spread
 from ebbtide._offload.parked import Parked, Piece, host_of, park
-from ebbtide._offload.station import Load, Station, chunks
+from ebbtide._offload.station import GRAIN, SLACK, Load, Station, chunks
 from ebbtide.vbar import VBAR
 
 KEPT_SPAN = 32 << 20  # so do weights of modules that hold units, up to this size
 KEPT_BUFFER = (
     256 << 10
 )  # buffers up to this size stay on the GPU: they are written more often than not
-SLACK = 8 << 20  # bytes that are nobody's
 LOOK_UP = 16  # an embedding is kept before others if it is no more than this part of the model
 SPREAD = 4  # parts of a unit of which some stay and some do not
-GRAIN = 2 << 20  # memory comes in pieces of this size
 PEAKS = 16  # how long tensors' needs are remembered: two for a pass
 STRANGE = 3  # passes in another order, each time, after which the layout is thought over
 VIEWS = 6  # places in the ring for which a weight's tensors are kept
@@ -563,6 +561,7 @@ class Model:
         self.touched.clear()
         self.sequence.begin()
         self.slow = 0
+        self.station.refused = 0
         self.balance()
 
     def _end(self) -> None:

@@ -13,7 +13,8 @@ from ebbtide.vbar import Device
 if TYPE_CHECKING:
     from ebbtide._offload.model import Model, Unit
 
-NEARLY = 8 << 20  # bytes that a ring may lack: it is worse with one unit only
+SLACK = 8 << 20  # bytes that are nobody's
+GRAIN = 2 << 20  # memory comes in pieces of this size
 CHUNKS = 8  # a unit is brought in about so many parts, so that a part of the ring is used, too
 
 
@@ -28,6 +29,7 @@ class Station:
         self.device = Device(index)
         self.mover = _core.Mover(self.device)
         self.ring = 0
+        self.refused = 0  # a size that could not be had in this pass
         self.models: weakref.WeakSet[Model] = weakref.WeakSet()
         self.lock = threading.RLock()  # of its models: one drops what others have on their way
 
@@ -51,6 +53,8 @@ class Station:
 
     def set_ring(self, size: int) -> bool:
         """Another size of the ring, if nothing in it is in use."""
+        if any(unit.load and unit.load.used for model in list(self.models) for unit in model.units):
+            return False
         self.drop_loads()
         try:
             if self.mover.set_ring(size):
@@ -67,17 +71,29 @@ class Station:
             self.set_ring(0)
 
     def want_ring(self) -> bool:
-        """A ring as large as its models want it, or nearly, or at least as one unit: whether it is larger
-        now."""
+        """A ring as large as its models want it, or as there is room for beside PyTorch's tensors, and
+        at least as one unit: whether it is larger now. What is in it has to come again then, so that is
+        not tried without a prospect."""
         models = list(self.models)
         wanted = max((m.ring_size() for m in models), default=0)
         if self.ring >= wanted:
             return False
         least = max(m.largest for m in models)
-        for size in (wanted, wanted - NEARLY, least):
-            if max(self.ring, least - 1) < size and self.set_ring(size):
-                return True
+        room = self.room()
+        size = wanted if room >= wanted else max((room - SLACK) // GRAIN * GRAIN, least)
+        if size <= self.ring or size == self.refused:
+            return False
+        if self.set_ring(size) or (self.ring < least < size and self.set_ring(least)):
+            return True
+        self.refused = size
         return False
+
+    def room(self) -> int:
+        """Bytes of the GPU that are not for PyTorch's tensors."""
+        device = self.device.stats()
+        segments = _core.attached_stats(self.index) or {"segment_bytes": 0, "before": 0}
+        most = min(device["limit"], device["total"] - device["headroom"])
+        return max(most - segments["segment_bytes"] - segments["before"], 0)
 
 
 class Load:
