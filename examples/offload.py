@@ -44,5 +44,9 @@ with torch.no_grad():
 print(handle)
 shown = "".join(".:#"[round(part * 2)] for part in handle.residency().values())
 print(f"units, in the order in which they run: [{shown}]  # resident, . streamed")
-print("between calls a weight is", model[0].up.weight.device, "and can be read:",
-      torch.equal(model[0].up.weight.cpu(), model.state_dict()["0.up.weight"]))
+print(
+    "between calls a weight is",
+    model[0].up.weight.device,
+    "and can be read:",
+    torch.equal(model[0].up.weight.cpu(), model.state_dict()["0.up.weight"]),
+)

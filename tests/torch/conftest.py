@@ -90,7 +90,6 @@ def hazards():
 class Room:
     """ebbtide.offload() with a limit, in words: all, half or little of a model stays resident."""
 
-
     def __init__(self, how):
         self.how = how
         self.limit = 0

@@ -279,16 +279,17 @@ def test_another_dtype(room, how):
     assert pair.same()
 
 
-def test_to_the_cpu_it_does_not_go(room):
-    """It runs where it says it is."""
+def test_on_the_cpu_it_is_a_plain_model(room):
     pair = Pair(room, passes=3)
-    pair.model.cpu()
+    pair.model[0].cpu()  # a part of it stays with the others
     assert {p.device.type for p in pair.model.parameters()} == {"cuda"}
     assert pair.same()
-    with pytest.raises(RuntimeError, match="device"), torch.no_grad():
-        pair.model(pair.inputs.cpu())
-    pair.model.cuda()
-    assert pair.same()
+    pair.model.cpu()
+    assert {(type(p), p.device.type) for p in pair.model.parameters()} == {(nn.Parameter, "cpu")}
+    with torch.no_grad():
+        assert torch.equal(pair.model(pair.inputs.cpu()), pair.plain.cpu()(pair.inputs.cpu()))
+    with pytest.raises(ebbtide.Gone):
+        pair.handle.stats()
 
 
 def test_a_deep_copy_is_independent(room):

@@ -406,7 +406,7 @@ def test_a_graph_of_a_model_that_is_resident(free_room):
     inputs = x()
     with torch.no_grad():
         plain = copy.deepcopy(model).cuda()
-        free_room.offload(model)
+        handle = free_room.offload(model)
         for _ in range(3):
             model(inputs)
     graph, result = capture(model, inputs)
@@ -416,7 +416,7 @@ def test_a_graph_of_a_model_that_is_resident(free_room):
         with torch.no_grad():
             assert torch.equal(result, plain(inputs))
     del graph
-    inside(model).vbar.graphs_gone()  # nobody else can know
+    handle.graphs_gone()  # nobody else can know
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
@@ -426,7 +426,7 @@ def test_a_graph_of_a_model_that_is_streamed_raises(free_room):
     free_room.how = "little"
     with torch.no_grad():
         expected = copy.deepcopy(model).cuda()(inputs)
-        free_room.offload(model)
+        handle = free_room.offload(model)
         for _ in range(3):
             model(inputs)
         with free_room.device() as device:
@@ -437,7 +437,7 @@ def test_a_graph_of_a_model_that_is_streamed_raises(free_room):
         for _ in range(2):
             assert torch.equal(model(inputs), expected)
     assert at_rest(model)
-    inside(model).vbar.graphs_gone()
+    handle.graphs_gone()
 
 
 # ---- the handle ---------------------------------------------------------------------------------
@@ -579,6 +579,8 @@ def test_less_or_more_may_be_on_its_way_at_once(room, prefetch):
 
 def test_an_order_that_is_told(room):
     model = layers()
+    with pytest.raises(ValueError, match="nowhere"):
+        room.offload(model, order=["0", "nowhere"])
     room.same(model, x(), order=[f"{i}" for i in range(8)])
 
 

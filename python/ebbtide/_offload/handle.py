@@ -60,6 +60,10 @@ def offload(
             raise ValueError(f"{name} has no values (it is on the meta device): load them first")
     size = None if limit is None else parse(limit)
     pinned = None if host is None else parse(host)
+    names = {name for name, _ in model.named_modules()}
+    for name in order or ():
+        if name not in names:
+            raise ValueError(f"the model has no module {name!r} that an order could name")
     torch.cuda.init()
     if not _attach.is_attached():
         _attach.attach(limit=size)
@@ -115,6 +119,12 @@ class Offloaded:
     def exclude(self, module: nn.Module) -> None:
         """Put a module's weights on the GPU, as plain tensors, and leave them alone."""
         self._model().exclude(module)
+
+    def graphs_gone(self) -> None:
+        """No captured graph uses its weights any more: until then, those that one uses stay."""
+        model = self._model()
+        if model.vbar is not None:
+            model.vbar.graphs_gone()
 
     def restore(self, device: str | torch.device = "cpu") -> nn.Module:
         """Make it a plain model again, with its weights on `device`."""

@@ -161,6 +161,7 @@ class Model:
         self.sequence: Sequence_[Unit] = Sequence_()
         self.calls: list[str] = list(order or ())  # in which order modules are called
         self.called: list[str] = []  # in this pass
+        self.leaving: set[int] = set()  # weights that were told to go to the CPU
         self.strange = 0  # passes in a row that were not as the one before
         self.touched: set[int] = set()  # pieces that were read outside of their units
         # Modules own their gates, and these own this: so nothing here may keep a module.
@@ -391,6 +392,7 @@ class Model:
     def plan(self) -> None:
         """Adopt what there is now, and lay it out anew."""
         root = self.root
+        self.leaving.clear()
         self.drop_loads()
         self.names.clear()
         self.names.update({module: name for name, module in root.named_modules()})
@@ -950,6 +952,13 @@ class Model:
                     unit.forget(number)
                     if not unit.depth:
                         self._discard(unit)
+
+    def move_away(self, parked: Parked) -> None:
+        """A weight is to go to the CPU. When all of them are, it is a plain model there."""
+        with self.lock:
+            self.leaving.add(id(parked))
+            if self.leaving >= {id(b.parked) for b in self.bindings}:
+                self.restore(torch.device("cpu"))
 
     def dirty(self) -> None:
         """A weight has become another one."""

@@ -9,6 +9,7 @@ belongs to, which has real tensors in their places while it runs (model.py).
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,9 @@ class Parked(torch.Tensor):
         if (new.shape, new.dtype) == (self.shape, self.dtype) and not isinstance(new, Parked):
             with torch.no_grad():
                 self.copy_(new)
+            model = self._piece.model and self._piece.model()
+            if model is not None and new.device.type == "cpu" and _moving():
+                model.move_away(self)
             return
         old = self._piece
         piece, geometry = _bytes_of(new, self.device)
@@ -203,6 +207,11 @@ class Parked(torch.Tensor):
 
 
 Parked._is_param = False
+
+
+def _moving() -> bool:
+    """Whether it is nn.Module, in .cpu() or .to(), that assigns to a weight's .data."""
+    return sys._getframe(2).f_code is torch.nn.Module._apply.__code__
 
 
 def _is_view(func: Any) -> bool:
