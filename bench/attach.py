@@ -68,8 +68,8 @@ class Attached:
 
 
 def alternately(name: str, unit: str, function: Callable[[], float], rounds: int) -> None:
-    """Tell a measurement without and with Ebbtide, taken in turn, and the ratio: the median of pairs, for
-    a machine that is slower for some seconds makes both slower."""
+    """Tell a measurement without and with Ebbtide, taken in turn, and the ratio: the median of
+    pairs, for a machine that is slower for some seconds makes both slower."""
     pairs = []
     for i in range(rounds):
         pair = {}

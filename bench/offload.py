@@ -147,8 +147,8 @@ def in_turn(functions: dict[str, Callable[[], Any]], rounds: int, steps: int) ->
 def side_by_side(
     one: Callable[[], Any], other: Callable[[], Any], rounds: int, steps: int
 ) -> tuple[tuple[float, float], float]:
-    """Medians of two, and by how many percent the other takes longer: the median of pairs, for a machine
-    that is slower for some seconds makes both slower."""
+    """Medians of two, and by how many percent the other takes longer: the median of pairs, for a
+    machine that is slower for some seconds makes both slower."""
     pairs = []
     for i in range(rounds):
         pair = [timed(f, steps) for f in ((one, other) if i % 2 else (other, one))]

@@ -1,7 +1,7 @@
 """The way into a module of an offloaded model: in the place of its forward().
 
-A gate goes into the module's own attributes, not on its list of hooks: that costs a tenth of it, and a
-forward that raises is left like one that does not.
+A gate goes into the module's own attributes, not on its list of hooks: that costs a tenth of it,
+and a forward that raises is left like one that does not.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Gate(_core.Gate):
         return self._own if self._own is not None else self._forward.__get__(self._module())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy of the model is not offloaded, though its weights are parked: they come when used."""
+        """A copy of the model is not offloaded, though its weights are parked: they come when
+        used."""
         copied = memo.get(id(self._module()))
         if self._own is not None or copied is None:
             return self._own
@@ -126,8 +127,8 @@ class Gate(_core.Gate):
 
 
 MESSAGE = (
-    "no backward through a model that ebbtide.offload() has: its weights are not where they were in "
-    "forward. Run it under torch.no_grad(), or .restore() it to train"
+    "no backward through a model that ebbtide.offload() has: its weights are not where they were "
+    "in forward. Run it under torch.no_grad(), or .restore() it to train"
 )
 
 

@@ -28,13 +28,14 @@ def offload(
 ) -> Offloaded:
     """Let a model's weights come to the GPU and go by themselves.
 
-    Everything else is as if the model were on the GPU: call it with inputs that are there. Weights stay
-    resident as far as there is room, and the others are streamed while the model runs.
+    Everything else is as if the model were on the GPU: call it with inputs that are there. Weights
+    stay resident as far as there is room, and the others are streamed while the model runs.
 
-    `limit` is the VRAM that this process may use, weights, activations and all (as much as there is, if
-    none is given). `order` names modules in the order in which they run, where the first pass shall not
-    be asked for it; `prefetch` is how many units of weights may be on their way or in passing use at
-    once; `host` how much memory may be pinned on the host (all that the weights need).
+    `limit` is the VRAM that this process may use, weights, activations and all (as much as there
+    is, if none is given). `order` names modules in the order in which they run, where the first
+    pass shall not be asked for it; `prefetch` is how many units of weights may be on their way or
+    in passing use at once; `host` how much memory may be pinned on the host (all that the weights
+    need).
     """
     if isinstance(model, Offloaded):
         raise TypeError("this is the handle of a model that is offloaded already")
@@ -75,8 +76,8 @@ def offload(
 
 
 class Offloaded:
-    """The handle of an offloaded model. It does not keep the model: when that is deleted, everything of it
-    is given back."""
+    """The handle of an offloaded model. It does not keep the model: when that is deleted,
+    everything of it is given back."""
 
     def __init__(self, model: Model) -> None:
         self._ref = weakref.ref(model)
@@ -93,8 +94,8 @@ class Offloaded:
             return "<ebbtide.Offloaded: gone>"
         stats = self.stats()
         return (
-            f"<ebbtide.Offloaded: {stats['resident'] >> 20} of {stats['bytes'] >> 20} MiB resident, "
-            f"{stats['units']} units>"
+            f"<ebbtide.Offloaded: {stats['resident'] >> 20} of {stats['bytes'] >> 20} MiB "
+            f"resident, {stats['units']} units>"
         )
 
     def stats(self) -> dict[str, int]:

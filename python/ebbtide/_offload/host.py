@@ -1,8 +1,8 @@
 """The host's side: memory that the GPU copies from at the link's speed.
 
-Weights are packed into pinned memory, unit by unit, so that a unit is one copy; each original is let go of
-as soon as it is packed, so a model is in RAM once, and a block more. What is pinned already, or a file
-that is mapped, is left where it is.
+Weights are packed into pinned memory, unit by unit, so that a unit is one copy; each original is
+let go of as soon as it is packed, so a model is in RAM once, and a block more. What is pinned
+already, or a file that is mapped, is left where it is.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _mapped(address: int) -> bool:
 def borrowed(
     tensor: torch.Tensor, mover: _core.Mover, index: int
 ) -> tuple[torch.Tensor, Callable[[], None] | None] | None:
-    """A flat view of the tensor's own memory, if the GPU can copy from that as it is; and what is to be
-    called when nobody does any more."""
+    """A flat view of the tensor's own memory, if the GPU can copy from that as it is; and what is
+    to be called when nobody does any more."""
     if tensor.device.type != "cpu":
         return None
     storage = tensor.untyped_storage()

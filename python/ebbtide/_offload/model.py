@@ -1,9 +1,9 @@
 """An offloaded model: its weights on the host, its units in a VBAR, and how they meet.
 
 adopt     every weight gets its place on the host, and is parked (parked.py)
-plan      the units get their places in the VBAR, spread over the order in which they run (order.py)
-enter     a unit's weights are made real: from the VBAR, where they are resident, else from the ring,
-          into which the mover has copied them meanwhile
+plan      the units get their places in the VBAR, spread over the order they run in (order.py)
+enter     a unit's weights are made real: from the VBAR, where they are resident, else from the
+          ring, into which the mover has copied them meanwhile
 end       what a pass has shown is learned: another order, modules that nobody calls
 """
 
@@ -34,10 +34,9 @@ from ebbtide._offload.parked import Parked, Piece, host_of, park
 from ebbtide._offload.station import GRAIN, SLACK, Load, Station, chunks
 from ebbtide.vbar import VBAR
 
+# Buffers up to this size stay on the GPU: they are written more often than not.
+KEPT_BUFFER = 256 << 10
 KEPT_SPAN = 32 << 20  # so do weights of modules that hold units, up to this size
-KEPT_BUFFER = (
-    256 << 10
-)  # buffers up to this size stay on the GPU: they are written more often than not
 LOOK_UP = 16  # an embedding is kept before others if it is no more than this part of the model
 SPREAD = 4  # parts of a unit of which some stay and some do not
 PEAKS = 16  # how long tensors' needs are remembered: two for a pass
@@ -260,8 +259,8 @@ class Model:
         if not self.warned:
             self.warned = True
             warnings.warn(
-                f"{name} is a {type(tensor).__name__}, which Ebbtide cannot page: such weights stay "
-                "on the GPU",
+                f"{name} is a {type(tensor).__name__}, which Ebbtide cannot page: such weights "
+                "stay on the GPU",
                 stacklevel=4,
             )
         moved = tensor.to(self.torch_device)
@@ -387,7 +386,7 @@ class Model:
             place.copy_(flat)
         return Piece(place, self.torch_device), low
 
-    # ---- planning: every unit its place in the VBAR -----------------------------------------------
+    # ---- planning: every unit its place in the VBAR ---------------------------------------------
 
     def plan(self) -> None:
         """Adopt what there is now, and lay it out anew."""
@@ -396,10 +395,7 @@ class Model:
         self.drop_loads()
         self.names.clear()
         self.names.update({module: name for name, module in root.named_modules()})
-        if self.learning or not self.calls:
-            calls = None
-        else:
-            calls = self.calls
+        calls = None if self.learning or not self.calls else self.calls
         choices = units.choose(root, self._own_bytes, self.atomic, calls)
         choices = [c for c in choices if not self._is_kept(c, choices)]
         bindings = self.adopt(choices)
@@ -440,8 +436,8 @@ class Model:
     def _lay_out(
         self, choices: list[units.Choice], bindings: dict[nn.Module, list[Binding]]
     ) -> None:
-        # What is to stay, what is needed all the time, and what nothing is computed with, so that the
-        # link would have no time to bring it; then the rest, spread.
+        # What is to stay, what is needed all the time, and what nothing is computed with, so that
+        # the link would have no time to bring it; then the rest, spread.
         firm = [c for c in choices if self._is_pinned(c)]
         spans = [c for c in choices if c.span and c not in firm]
         most = sum(c.bytes for c in choices) // LOOK_UP
@@ -496,9 +492,9 @@ class Model:
                 ]
 
     def _parts(self, choice: units.Choice, pieces: list[Piece]) -> list[list[Piece]]:
-        """What of a unit stays together. If a part of every unit stays, rather than every so many units,
-        the others come evenly, and more of them are in the ring; but to go into a unit that is resident
-        in one piece is cheaper, and a run of small layers is better off whole."""
+        """What of a unit stays together. If a part of every unit stays, rather than every so many
+        units, the others come evenly, and more of them are in the ring; but to go into a unit that
+        is resident in one piece is cheaper, and a run of small layers is better off whole."""
         if self.fits or len(choice.members) > 1:
             return [pieces]
         target = sum(p.nbytes for p in pieces) // SPREAD
@@ -596,7 +592,8 @@ class Model:
         return any(u.depth or u.bare for u in self.units)
 
     def _see_touched(self) -> None:
-        """Weights that were read while their units were not entered: whoever reads them is above them."""
+        """Weights that were read while their units were not entered: whoever reads them is above
+        them."""
         found = set()
         by_name = {name: module for module, name in self.names.items()}
         for b in self.bindings:
@@ -831,13 +828,15 @@ class Model:
                 return
 
     def ring_size(self) -> int:
-        """How much of the GPU is to be for weights in passing: if the one that comes has to wait for the
-        end of the one before with its last part, then the GPU waits for that part, every time."""
+        """How much of the GPU is to be for weights in passing: if the one that comes has to wait
+        for the end of the one before with its last part, then the GPU waits for that part, every
+        time."""
         return -(-self.slots * self.largest // GRAIN) * GRAIN
 
     def balance(self) -> None:
-        """How much of the GPU is for weights that stay: what PyTorch's tensors, which come first, have
-        left of it lately. A weight in use cannot give way to them, so it must not be in their place."""
+        """How much of the GPU is for weights that stay: what PyTorch's tensors, which come first,
+        have left of it lately. A weight in use cannot give way to them, so it must not be in their
+        place."""
         if self.vbar is None:
             return
         device, vbar = self.station.device.stats(), self.vbar.stats()
@@ -859,15 +858,16 @@ class Model:
         self.fits = room >= size
         if self.fits and self.station.ring:
             self.station.trim()
-        # What does not fit is tried all the same, a little beyond: a weight that lies across the end has
-        # its room taken by smaller ones behind it. Where little stays anyway, that would be too much.
+        # What does not fit is tried all the same, a little beyond: a weight that lies across the
+        # end has its room taken by smaller ones behind it. Where little stays anyway, that would be
+        # too much.
         room = min(room + self.largest if room > self.largest else room, size)
         if room != vbar["watermark_limit"]:
             self.vbar.watermark_limit = room
         if room > vbar["watermark"]:
             self.vbar.watermark = room
 
-    # ---- what the handle asks for ------------------------------------------------------------------
+    # ---- what the handle asks for ---------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
         seen: dict[int, int] = {id(b.piece): b.piece.nbytes for b in self.bindings}
@@ -941,7 +941,7 @@ class Model:
             self.vbar = None
         return root
 
-    # ---- changes ----------------------------------------------------------------------------------
+    # ---- changes --------------------------------------------------------------------------------
 
     def forget(self, piece: Piece) -> None:
         """A weight has other values now."""

@@ -1,8 +1,8 @@
 """Which unit comes next, and which are kept: no torch, no GPU, nothing but numbers.
 
-The link must never be idle while something still has to come. Weights that stay on the GPU give it time:
-while they compute, the next ones arrive. So those that stay are spread evenly over a pass, whatever part
-of the model fits: every prefix of spread()'s order is.
+The link must never be idle while something still has to come. Weights that stay on the GPU give it
+time: while they compute, the next ones arrive. So those that stay are spread evenly over a pass,
+whatever part of the model fits: every prefix of spread()'s order is.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ U = TypeVar("U", bound=Hashable)
 
 
 def spread(sizes: Sequence[int]) -> list[int]:
-    """An order of the units 0, 1, ... of these sizes, which run in this order, so that every prefix is
-    spread evenly over the run: the one that lies in the middle of the widest gap is next."""
+    """An order of the units 0, 1, ... of these sizes, which run in this order, so that every prefix
+    is spread evenly over the run: the one that lies in the middle of the widest gap is next."""
     count = len(sizes)
     middles, at = [], 0
     for size in sizes:

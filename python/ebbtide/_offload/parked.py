@@ -1,10 +1,11 @@
 """Weights at rest: tensors that report the GPU and have no memory there.
 
-Between uses, a module of an offloaded model holds a Parked tensor in the place of each weight. Whatever
-is done with it is right: an operator that reads it gets its values on the GPU, in a temporary; one that
-writes it writes the weight; a view of it is parked too, and writing that writes the weight. It is slow,
-because every operator brings the values anew: the way it is meant to be used is through the module it
-belongs to, which has real tensors in their places while it runs (model.py).
+Between uses, a module of an offloaded model holds a Parked tensor in the place of each weight.
+Whatever is done with it is right: an operator that reads it gets its values on the GPU, in a
+temporary; one that writes it writes the weight; a view of it is parked too, and writing that writes
+the weight. It is slow, because every operator brings the values anew: the way it is meant to be
+used is through the module it belongs to, which has real tensors in their places while it runs
+(model.py).
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ class Parked(torch.Tensor):
 
     def data_ptr(self) -> int:
         raise RuntimeError(
-            "this weight is offloaded and has no address of its own between uses: use it through its "
-            "module, or take a copy (.clone())"
+            "this weight is offloaded and has no address of its own between uses: use it through "
+            "its module, or take a copy (.clone())"
         )
 
     def untyped_storage(self) -> Any:
@@ -178,7 +179,7 @@ class Parked(torch.Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled by its values, as a tensor of the CPU: the process that reads it may have no GPU."""
+        """Pickled by its values, as a tensor of the CPU: who reads it may have no GPU."""
         values = host_of(self).clone()
         if self._is_param:
             return torch.nn.Parameter(values, self.requires_grad).__reduce_ex__(protocol)

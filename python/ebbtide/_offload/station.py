@@ -1,11 +1,11 @@
-"""What the models on one GPU share: the device, its mover and its ring; and weights on their way."""
+"""What the models on one GPU share, its mover and its ring; and weights on their way."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ebbtide import _core
 from ebbtide.vbar import Device
@@ -21,7 +21,7 @@ CHUNKS = 8  # a unit is brought in about so many parts, so that a part of the ri
 class Station:
     """A GPU, for the models that are offloaded from it. It goes with the last of them."""
 
-    _all: weakref.WeakValueDictionary[int, Station] = weakref.WeakValueDictionary()
+    _all: ClassVar[weakref.WeakValueDictionary[int, Station]] = weakref.WeakValueDictionary()
     _lock = threading.Lock()
 
     def __init__(self, index: int) -> None:
@@ -71,9 +71,9 @@ class Station:
             self.set_ring(0)
 
     def want_ring(self) -> bool:
-        """A ring as large as its models want it, or as there is room for beside PyTorch's tensors, and
-        at least as one unit: whether it is larger now. What is in it has to come again then, so that is
-        not tried without a prospect."""
+        """A ring as large as its models want it, or as there is room for beside PyTorch's tensors,
+        and at least as one unit: whether it is larger now. What is in it has to come again then, so
+        that is not tried without a prospect."""
         models = list(self.models)
         wanted = max((m.ring_size() for m in models), default=0)
         if self.ring >= wanted:
@@ -102,9 +102,8 @@ class Load:
     __slots__ = ("cargoes", "staged", "used")
 
     def __init__(self) -> None:
-        self.staged: list[
-            int
-        ] = []  # of each piece so far, its place in the ring; 0: it is resident
+        # Of each piece so far, its place in the ring; 0: it is resident.
+        self.staged: list[int] = []
         self.cargoes: list[int] = []
         self.used = 0  # times that it has been entered and not left
 
@@ -140,8 +139,8 @@ class Load:
 
 
 def chunks(sizes: list[int]) -> list[int]:
-    """How many pieces to send for together, if as many as stand before it have been: for each piece, 0
-    inside of a chunk."""
+    """How many pieces to send for together, if as many as stand before it have been: for each
+    piece, 0 inside of a chunk."""
     target = sum(sizes) // CHUNKS
     counts = [0] * len(sizes)
     start, total = 0, 0

@@ -1,9 +1,10 @@
 """Which modules' weights come and go together.
 
-A unit is what is waited for, and what a copy brings: large enough that the cost of going in and out of it
-does not show, small enough that two of them are little memory. A transformer's block is one; so is a run
-of small layers. They are chosen from the module tree alone; what a pass then shows (that a child is never
-called, because its parent reads its weights) comes back here as `atomic`: modules that are not looked into.
+A unit is what is waited for, and what a copy brings: large enough that the cost of going in and out
+of it does not show, small enough that two of them are little memory. A transformer's block is one;
+so is a run of small layers. They are chosen from the module tree alone; what a pass then shows
+(that a child is never called, because its parent reads its weights) comes back here as `atomic`:
+modules that are not looked into.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ RUN_PARTS = 64  # small layers are gathered to a run until it is this part of th
 
 @dataclass(eq=False)
 class Choice:
-    """A unit to be: the modules at whose calls it is entered, in order, and whose weights it has."""
+    """A unit to be: the modules at whose calls it is entered, in order, and whose weights it
+    has."""
 
     members: list[nn.Module]
     names: list[str]
@@ -53,8 +55,9 @@ def choose(
     atomic: frozenset[str] = frozenset(),
     calls: list[str] | None = None,
 ) -> list[Choice]:
-    """The units of a model, in the order in which they run. `size_of` says how many bytes of weights a
-    module has by itself; `calls`, once that is known, in which order modules were called."""
+    """The units of a model, in the order in which they run. `size_of` says how many bytes of
+    weights a module has by itself; `calls`, once that is known, in which order modules were
+    called."""
     sizes: dict[nn.Module, int] = {}
     total = _measure(model, size_of, sizes, set())
     cap = max(total // PARTS, MIB)
