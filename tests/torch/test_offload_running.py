@@ -189,7 +189,7 @@ def test_a_deleted_model_leaves_nothing_behind(room):
             model(inputs)
             model(inputs)
             last = weakref.ref(inside(model))
-            host = weakref.ref(inside(model).bindings[0].piece)
+            host = weakref.ref(inside(model).weights.bindings[0].piece)
             assert device.stats()["vbars"]
             del model
             assert last() is None and host() is None

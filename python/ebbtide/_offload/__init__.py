@@ -1,10 +1,11 @@
 """offload(): any nn.Module, of any size, with one line. docs/offload.md tells the rest."""
 
+import sys
 import types
 
 import torch
 
-from ebbtide._offload import gates, handle, host, model, order, parked, station, units
+from ebbtide._offload import gates
 from ebbtide._offload.handle import Offloaded, offload
 
 __all__ = ["Offloaded", "offload"]
@@ -17,7 +18,8 @@ def _unseen() -> None:
         return
     action, strategy = frames._FrameAction, frames._FrameExecStrategy
     alone, with_all = strategy(action.SKIP, action.DEFAULT), strategy(action.SKIP, action.SKIP)
-    for module in (gates, handle, host, model, order, parked, station, units):
+    # handle.py has brought all of them.
+    for module in [m for name, m in sys.modules.items() if name.startswith(f"{__name__}.")]:
         found = list(vars(module).values())
         found += [f for c in found if isinstance(c, type) for f in vars(c).values()]
         for f in found:

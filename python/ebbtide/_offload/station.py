@@ -11,7 +11,8 @@ from ebbtide import _core
 from ebbtide.vbar import Device
 
 if TYPE_CHECKING:
-    from ebbtide._offload.model import Model, Unit
+    from ebbtide._offload.model import Model
+    from ebbtide._offload.unit import Unit
 
 SLACK = 8 << 20  # bytes that are nobody's
 GRAIN = 2 << 20  # memory comes in pieces of this size
@@ -67,7 +68,7 @@ class Station:
 
     def trim(self) -> None:
         """Nothing passes through the ring if every model fits."""
-        if all(model.fits for model in list(self.models)):
+        if all(model.share.fits for model in list(self.models)):
             self.set_ring(0)
 
     def want_ring(self) -> bool:
@@ -75,10 +76,10 @@ class Station:
         and at least as one unit: whether it is larger now. What is in it has to come again then, so
         that is not tried without a prospect."""
         models = list(self.models)
-        wanted = max((m.ring_size() for m in models), default=0)
+        wanted = max((m.share.ring_size() for m in models), default=0)
         if self.ring >= wanted:
             return False
-        least = max(m.largest for m in models)
+        least = max(m.share.largest for m in models)
         room = self.room()
         size = wanted if room >= wanted else max((room - SLACK) // GRAIN * GRAIN, least)
         if size <= self.ring or size == self.refused:
@@ -94,6 +95,32 @@ class Station:
         segments = _core.attached_stats(self.index) or {"segment_bytes": 0, "before": 0}
         most = min(device["limit"], device["total"] - device["headroom"])
         return max(most - segments["segment_bytes"] - segments["before"], 0)
+
+    def fetch(self, unit: Unit, demand: bool = False) -> bool:
+        """Send for a unit, or for what is missing: whether all of it is there, or on its way."""
+        if unit.span:
+            # In the ring it would be in everybody's way, for as long as it is needed.
+            return not demand
+        for number, ref, its in unit.shared:
+            other = ref()
+            if other is not None:
+                unit.learn(number, other, its)
+        if unit.load is None:
+            unit.load = Load()
+        load = unit.load
+        whole = load.advance(self.mover, unit)
+        if not whole and (not load.cargoes or demand) and self.want_ring():
+            load = unit.load = unit.load or Load()
+            whole = load.advance(self.mover, unit)
+        if not whole and demand:
+            # What others have in the ring, and do not use yet, must go.
+            for model in list(self.models):
+                model.drop_loads(but=unit)
+            whole = load.advance(self.mover, unit)
+        # What is resident by now needs no keeping: it is looked for where it is.
+        if not load.cargoes and not demand:
+            unit.load = None
+        return whole
 
 
 class Load:

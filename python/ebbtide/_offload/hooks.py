@@ -1,0 +1,62 @@
+"""What PyTorch calls when somebody looks at a model's modules, or changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from ebbtide._offload.parked import Parked, host_of
+from ebbtide._offload.station import Station
+
+_watching: list[Any] = []
+
+
+def watch() -> None:
+    """From now on it is seen when a module is given another weight, or another module."""
+    if not _watching:
+        _watching.append(register_module_parameter_registration_hook(_registered))
+        _watching.append(register_module_buffer_registration_hook(_registered))
+        _watching.append(register_module_module_registration_hook(_registered))
+
+
+def _registered(module: nn.Module, name: str, what: Any) -> None:
+    for station in list(Station._all.values()):
+        for model in list(station.models):
+            if module in model.weights.names:
+                model.dirty()
+
+
+def hook_state(modules: Iterable[nn.Module]) -> None:
+    """From now on their state_dict() gives values, not parked tensors."""
+    for module in modules:
+        if not any(getattr(h, "ebbtide", False) for h in module._state_dict_hooks.values()):
+            module._register_state_dict_hook(_real_values)
+
+
+def unhook_state(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        for key, hook in list(module._state_dict_hooks.items()):
+            if getattr(hook, "ebbtide", False):
+                del module._state_dict_hooks[key]
+
+
+def _real_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """state_dict() gives the values: where they are, on the host."""
+    for name, value in state.items():
+        if name.startswith(prefix) and isinstance(value, Parked):
+            piece = value._piece
+            piece.handed = True
+            model = piece.model and piece.model()
+            if model is not None and piece not in model.handed:
+                model.handed.append(piece)
+            state[name] = host_of(value)
+
+
+_real_values.ebbtide = True  # type: ignore[attr-defined]

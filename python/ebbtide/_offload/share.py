@@ -1,0 +1,61 @@
+"""A model's share of the GPU: how much is for weights that stay, how much for those in passing."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ebbtide import _core
+from ebbtide._offload.station import GRAIN, SLACK, Station
+from ebbtide.vbar import VBAR
+
+PEAKS = 16  # how long tensors' needs are remembered: two for a pass
+
+
+class Share:
+    """What one model may have, measured again in every pass that is slow."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.largest = 0  # unit
+        self.peaks: deque[int] = deque(maxlen=PEAKS)  # what tensors held, pass by pass
+        self.firm = 0  # bytes that are to stay whatever happens
+        self.given_up = 0  # pages that made room for tensors
+        self.fits = False
+
+    def ring_size(self) -> int:
+        """How much of the GPU is to be for weights in passing: if the one that comes has to wait
+        for the end of the one before with its last part, then the GPU waits for that part, every
+        time."""
+        return -(-self.slots * self.largest // GRAIN) * GRAIN
+
+    def balance(self, station: Station, vbar: VBAR, learning: bool) -> None:
+        """How much of the GPU is for weights that stay: what PyTorch's tensors, which come first,
+        have left of it lately. A weight in use cannot give way to them, so it must not be in their
+        place."""
+        device, stats = station.device.stats(), vbar.stats()
+        size, given_up = stats["bytes"], stats["evictions_for_tensors"]
+        most = min(device["limit"], device["total"] - device["headroom"]) - SLACK
+        segments = _core.attached_stats(station.index) or {"segment_bytes": 0, "before": 0}
+        tensors = segments["segment_bytes"] + segments["before"]
+        if given_up != self.given_up:
+            # They needed more, in between, than they have now.
+            tensors = max(tensors, most - self.ring_size() - stats["watermark"])
+            self.given_up = given_up
+        self.peaks.append(tensors)
+        room = most - max(self.peaks)
+        if learning and room < size + 4 * self.largest + size // 8:
+            room = 0  # what it takes is not known yet: nothing stays
+        elif room < size:
+            room = max(room - self.ring_size(), 0)
+        room = max(room, self.firm)
+        self.fits = room >= size
+        if self.fits and station.ring:
+            station.trim()
+        # What does not fit is tried all the same, a little beyond: a weight that lies across the
+        # end has its room taken by smaller ones behind it. Where little stays anyway, that would be
+        # too much.
+        room = min(room + self.largest if room > self.largest else room, size)
+        if room != stats["watermark_limit"]:
+            vbar.watermark_limit = room
+        if room > stats["watermark"]:
+            vbar.watermark = room
