@@ -59,18 +59,25 @@ def test_the_stub_names_what_the_extension_has():
     assert set(stub()) == {name for name in vars(_core) if not name.startswith("__")}
 
 
-@pytest.mark.parametrize("kind", [_core.Device, _core.VBAR, _core.Weight])
+KINDS = [_core.Device, _core.VBAR, _core.Weight, _core.Unit, _core.Mover, _core.Gate]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_stub_has_their_members(kind):
     body = stub()[kind.__name__].body
-    methods = {n.name: n for n in body if isinstance(n, ast.FunctionDef) and not n.decorator_list}
+    methods = {
+        n.name: n
+        for n in body
+        if isinstance(n, ast.FunctionDef) and not n.decorator_list and not n.name.startswith("__")
+    }
     attributes = {n.target.id for n in body if isinstance(n, ast.AnnAssign)}
     attributes |= {n.name for n in body if isinstance(n, ast.FunctionDef) and n.decorator_list}
     there = {name for name in vars(kind) if not name.startswith("__")}
-    assert {name for name in methods if name != "__init__"} | attributes == there
-    assert {name for name in there if callable(vars(kind)[name])} == set(methods) - {"__init__"}
+    assert set(methods) | attributes == there
+    assert {name for name in there if callable(vars(kind)[name])} == set(methods)
     for name, node in methods.items():
         words = getattr(kind, name).__text_signature__
-        if name == "__init__" or words is None:  # those that take nothing, or one, say nothing
+        if words is None:  # those that take nothing, or one, say nothing
             continue
         arguments = node.args
         positional = ["$self", *(a.arg for a in arguments.posonlyargs[1:])]
@@ -80,12 +87,17 @@ def test_the_stub_has_their_members(kind):
         assert words == f"({', '.join([*positional, '/', *named])})", name
 
 
-@pytest.mark.parametrize("kind", [_core.Device, _core.VBAR])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_cannot_be_set_is_a_property_in_the_stub(kind):
-    settable = {"limit", "headroom", "_stream_at", "_stream_of"}
-    for node in stub()[kind.__name__].body:
-        if isinstance(node, ast.AnnAssign):
-            assert node.target.id in settable, node.target.id
+    settable = {
+        _core.Device: {"limit", "headroom", "_stream_at", "_stream_of"},
+        _core.Unit: {"stale", "base", "version"},
+        _core.Gate: {"unit", "slow", "run", "enters", "leaves"},
+    }
+    found = {
+        node.target.id for node in stub()[kind.__name__].body if isinstance(node, ast.AnnAssign)
+    }
+    assert found == settable.get(kind, set())
 
 
 def test_everything_exported_is_there():
