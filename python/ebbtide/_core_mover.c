@@ -1,5 +1,5 @@
 /*
- * Mover, the bare type under offload/: a copy stream, a ring of GPU memory for weights on their way, and
+ * Mover, the bare type under _offload/: a copy stream, a ring of GPU memory for weights on their way, and
  * the host's memory they come from.
  */
 #include "_core.h"

@@ -1,5 +1,5 @@
 /*
- * Unit, what offload/ goes in and out of: a few modules' weights, which are needed together.
+ * Unit, what _offload/ goes in and out of: a few modules' weights, which are needed together.
  *
  * Between uses the modules hold parked tensors, which have no memory. enter() pins the weights and
  * puts tensors over their memory in the place of the parked ones; leave() undoes both. A unit whose
