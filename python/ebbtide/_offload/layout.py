@@ -7,6 +7,7 @@ what would stall a pass, then the rest, spread over the order in which it runs (
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -71,9 +72,11 @@ def make_units(
 ) -> list[Unit]:
     """The units, each with its gates."""
     made = []
+    times = Counter(id(p) for choice in choices for p in _pieces(choice, bindings))
+    tied = {piece for piece, count in times.items() if count > 1}
     for choice in choices:
         held = [b for module in choice.owners for b in bindings[module]]
-        unit = Unit(choice, vbar, held, offsets)
+        unit = Unit(choice, vbar, held, offsets, tied)
         unit.model = weakref.ref(model)
         made.append(unit)
     for choice, unit in zip(choices, made, strict=True):

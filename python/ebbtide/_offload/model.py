@@ -254,6 +254,7 @@ class Model:
                 unit = gate.unit
                 if unit is None:
                     return None  # no unit any more: its weights come one by one, this time
+                ready = unit.load is not None  # and what comes after it has been sent for
                 fast = unit.enter()
                 # One that turns out to be stale is planned anew first.
                 if fast or self._enter(unit) or self._busy():
@@ -269,7 +270,8 @@ class Model:
                 self.tracking = True
                 self.slow += 1
                 self.slow_entries += 1
-                self.prefetch()
+                if not ready:
+                    self.prefetch()
             return unit
 
     def _enter(self, unit: Unit) -> bool:
@@ -282,7 +284,9 @@ class Model:
             load = unit.load
             assert load is not None
             load.use(self.mover)
-            if unit.enter_with(load.staged, unit.reals(self.mover, load.staged)):
+            tensors = unit.at(self.mover, load.staged)
+            if unit.enter_with(load.staged, tensors.reals):
+                unit.tensors = tensors
                 return True
             load.done(self.mover)
             unit.load = None
@@ -353,13 +357,13 @@ class Model:
         with self.lock:
             load = unit.load
             try:
-                if unit.depth == 1 and load.cargoes:
+                if unit.depth == 1 and unit.tensors is not None and unit.tensors.written():
                     self.save_written(unit)
             finally:
                 unit.leave()
                 load.done(self.mover)
                 if not unit.depth:
-                    unit.load = None
+                    unit.load = unit.tensors = None
                     self.prefetch()
 
     def save_written(self, unit: Unit) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SLACK = 8 << 20  # bytes that are nobody's
 GRAIN = 2 << 20  # memory comes in pieces of this size
+CHUNK = 32 << 20  # no part is smaller: each costs the host some microseconds
 CHUNKS = 8  # a unit is brought in about so many parts, so that a part of the ring is used, too
 
 
@@ -129,7 +130,7 @@ class Load:
     __slots__ = ("cargoes", "staged", "used")
 
     def __init__(self) -> None:
-        # Of each piece so far, its place in the ring; 0: it is resident.
+        # Of each group so far, its place in the ring; 0: it is resident.
         self.staged: list[int] = []
         self.cargoes: list[int] = []
         self.used = 0  # times that it has been entered and not left
@@ -143,7 +144,7 @@ class Load:
             if found[0]:
                 self.cargoes.append(found[0])
             self.staged += found[1]
-        return len(self.staged) == len(unit.pieces)
+        return len(self.staged) == len(unit.groups)
 
     def use(self, mover: _core.Mover) -> None:
         for i, cargo in enumerate(self.cargoes):
@@ -166,9 +167,9 @@ class Load:
 
 
 def chunks(sizes: list[int]) -> list[int]:
-    """How many pieces to send for together, if as many as stand before it have been: for each
-    piece, 0 inside of a chunk."""
-    target = sum(sizes) // CHUNKS
+    """How many groups to send for together, if as many as stand before it have been: for each
+    group, 0 inside of a chunk."""
+    target = max(sum(sizes) // CHUNKS, CHUNK)
     counts = [0] * len(sizes)
     start, total = 0, 0
     for i, size in enumerate(sizes):

@@ -12,15 +12,16 @@ import torch
 from torch import nn
 
 from ebbtide import _core
-from ebbtide._offload import units
-from ebbtide._offload.parked import Parked
+from ebbtide._offload import host, units
+from ebbtide._offload.parked import Parked, Piece
 from ebbtide._offload.station import Load, chunks
 from ebbtide.vbar import VBAR
 
 if TYPE_CHECKING:
     from ebbtide._offload.model import Model
 
-VIEWS = 6  # places in the ring for which a weight's tensors are kept
+VIEWS = 8  # places in the ring for which a unit's tensors are kept
+GROUPS = 8  # weights that lie side by side are one, up to this part of a unit
 
 
 class Binding:
@@ -37,40 +38,90 @@ class Binding:
         self.piece = parked._piece
 
 
+class Group:
+    """Weights that lie side by side, on the host as in the VBAR: they come together."""
+
+    __slots__ = ("bytes", "host", "offset")
+
+    def __init__(self, piece: Piece, offset: int) -> None:
+        self.offset = offset  # in the VBAR
+        self.bytes = piece.nbytes
+        self.host = piece.host.data_ptr()
+
+    def join(self, piece: Piece, offset: int, most: int) -> bool:
+        """Take one more in, if it comes next and is not too much."""
+        at = offset - self.offset
+        if piece.host.data_ptr() - self.host != at or not 0 <= at - self.bytes < host.ALIGNMENT:
+            return False
+        if at + piece.nbytes > most:
+            return False
+        self.bytes = at + piece.nbytes
+        return True
+
+
+class Tensors:
+    """What goes into a unit's places while it runs."""
+
+    __slots__ = ("bases", "reals", "versions")
+
+    def __init__(self, bases: list[torch.Tensor], reals: list[Any]) -> None:
+        # All tensors are views of these: whoever writes to one of them changes a version.
+        self.bases = bases
+        self.reals = reals
+        self.versions = [base._version for base in bases]
+
+    def written(self) -> bool:
+        now = [base._version for base in self.bases]
+        changed, self.versions = now != self.versions, now
+        return changed
+
+
 class Unit(_core.Unit):
     """A unit with its names."""
 
     def __init__(
-        self, choice: units.Choice, vbar: VBAR, bindings: list[Binding], offsets: dict[int, int]
+        self,
+        choice: units.Choice,
+        vbar: VBAR,
+        bindings: list[Binding],
+        offsets: dict[int, int],
+        tied: set[int],
     ) -> None:
         pieces = {id(b.piece): b.piece for b in bindings}
         ordered = sorted(pieces.values(), key=lambda p: offsets[id(p)])
-        numbers = {id(p): i for i, p in enumerate(ordered)}
-        low = offsets[id(ordered[0])]
-        high = offsets[id(ordered[-1])] + ordered[-1].nbytes
-        # All its tensors are views of one: whoever writes to one of them changes its version.
+        most = sum(p.nbytes for p in ordered) // GROUPS
+        self.groups: list[Group] = []
+        self.numbers: dict[int, int] = {}  # by piece: its group
+        self.offsets = {key: offsets[key] for key in pieces}
+        alone = True
+        for piece in ordered:
+            at = offsets[id(piece)]
+            if alone or id(piece) in tied or not self.groups[-1].join(piece, at, most):
+                self.groups.append(Group(piece, at))
+            alone = id(piece) in tied  # what others have, too, is for itself
+            self.numbers[id(piece)] = len(self.groups) - 1
+        low, high = self.groups[0].offset, self.groups[-1].offset + self.groups[-1].bytes
         base = over(vbar, vbar.address + low, high - low)
         swaps = []
         for b in bindings:
             at = offsets[id(b.piece)] - low
             made = real(b.parked, base[at : at + b.piece.nbytes])
-            swaps.append((b.place, b.key, b.parked, made, numbers[id(b.piece)]))
-        places = [(offsets[id(p)], p.nbytes, p.host.data_ptr()) for p in ordered]
-        super().__init__(vbar, places, swaps)
+            swaps.append((b.place, b.key, b.parked, made, self.numbers[id(b.piece)]))
+        super().__init__(vbar, [(g.offset, g.bytes, g.host) for g in self.groups], swaps)
+        # All its tensors are views of one: whoever writes to one of them changes its version.
         self.base, self.version = base, base._version
         self.model: weakref.ref[Model] | None = None
         self.name = choice.name
         self.span = choice.span
         self.run = len(choice.members) > 1
-        self.bytes = sum(p.nbytes for p in ordered)
-        self.pieces = ordered
-        self.chunks = chunks([p.nbytes for p in ordered])
-        self.numbers = numbers
+        self.bytes = sum(g.bytes for g in self.groups)
+        self.chunks = chunks([g.bytes for g in self.groups])
         self.bindings = bindings
         self.load: Load | None = None
         self.shared: list[tuple[int, weakref.ref[Unit], int]] = []  # what others have, too
         self.bare = 0  # entered without its weights: they come one by one
-        self.views: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self.views: dict[tuple[int, ...], Tensors] = {}
+        self.tensors: Tensors | None = None  # of the ring, while they are in its places
         self.wants_grad = any(b.parked.requires_grad for b in bindings)
 
     def _written(self) -> None:
@@ -80,24 +131,30 @@ class Unit(_core.Unit):
         if model is not None:
             model.save_written(self)
 
-    def reals(self, mover: _core.Mover, staged: list[int]) -> list[Any]:
-        """For each swap the tensor over its place in the ring; None: the VBAR's own."""
+    def at(self, mover: _core.Mover, staged: list[int]) -> Tensors:
+        """Its tensors over their places in the ring; None for those that are the VBAR's own."""
+        key = tuple(staged)
+        made = self.views.get(key)
+        if made is not None:
+            return made
+        bases = {
+            number: over(mover, address, self.groups[number].bytes)
+            for number, address in enumerate(staged)
+            if address
+        }
         reals: list[Any] = []
         for b in self.bindings:
             number = self.numbers[id(b.piece)]
-            address = staged[number]
-            if not address:
+            base = bases.get(number)
+            if base is None:
                 reals.append(None)
                 continue
-            key = (id(b), address)
-            made = self.views.get(key)
-            if made is None:
-                if len(self.views) >= VIEWS * len(self.bindings):
-                    self.views.clear()
-                flat = over(mover, address, b.piece.nbytes)
-                made = self.views[key] = real(b.parked, flat)
-            reals.append(made)
-        return reals
+            at = self.offsets[id(b.piece)] - self.groups[number].offset
+            reals.append(real(b.parked, base[at : at + b.piece.nbytes]))
+        if len(self.views) >= VIEWS:
+            self.views.clear()
+        made = self.views[key] = Tensors(list(bases.values()), reals)
+        return made
 
     def discard(self, mover: _core.Mover) -> None:
         """What is on its way comes for nothing."""

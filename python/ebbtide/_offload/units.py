@@ -27,7 +27,7 @@ TRANSPARENT = (
 NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 PARTS = 24  # a unit is no larger than this part of the model, if that can be
-RUN_PARTS = 64  # small layers are gathered to a run until it is this part of the model
+RUN_PARTS = 32  # small layers are gathered to a run until it is this part of the model
 
 
 @dataclass(eq=False)
