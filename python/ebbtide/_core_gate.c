@@ -44,6 +44,7 @@ static int gate_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(g->module);
     Py_VISIT(g->function);
     Py_VISIT(g->own);
+    Py_VISIT(g->grad_enabled);
     Py_VISIT(g->local);
     Py_VISIT(g->unit);
     Py_VISIT(Py_TYPE(self));

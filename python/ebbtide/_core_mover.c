@@ -63,6 +63,14 @@ static void mover_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
+/* Whether it was made, and its device with it; else there is an exception. */
+static bool made(const mover *m)
+{
+    if (!m->device)
+        fail(NULL, EBB_GONE, "");
+    return m->device != NULL;
+}
+
 static PyObject *answer(mover *m, ebb_status status)
 {
     if (status == EBB_OK)
@@ -79,6 +87,8 @@ static PyObject *mover_set_ring(PyObject *self, PyObject *bytes)
 {
     mover *m = (mover *)self;
     uint64_t size;
+    if (!made(m))
+        return NULL;
     if (size_of(bytes, &size) < 0)
         return NULL;
     ebb_status status;
@@ -137,7 +147,8 @@ static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
 
 static int cargo_and_stream(mover *m, PyObject *given, uint64_t *cargo, ebb_stream *stream)
 {
-    return size_of(given, cargo) < 0 || stream_for(m->device, Py_None, stream) < 0 ? -1 : 0;
+    return !made(m) || size_of(given, cargo) < 0 || stream_for(m->device, Py_None, stream) < 0 ? -1
+                                                                                               : 0;
 }
 
 static PyObject *mover_use(PyObject *self, PyObject *given)
@@ -164,6 +175,8 @@ static PyObject *mover_drop(PyObject *self, PyObject *given)
 {
     mover *m = (mover *)self;
     uint64_t cargo;
+    if (!made(m))
+        return NULL;
     if (size_of(given, &cargo) < 0)
         return NULL;
     return answer(m, m->handle ? ebb_mover_drop(m->handle, cargo) : EBB_GONE);
@@ -176,6 +189,8 @@ static PyObject *mover_pin(PyObject *self, PyObject *bytes)
     mover *m = (mover *)self;
     uint64_t size;
     void *memory = NULL;
+    if (!made(m))
+        return NULL;
     if (size_of(bytes, &size) < 0)
         return NULL;
     ebb_status status;
@@ -191,6 +206,8 @@ static PyObject *mover_unpin(PyObject *self, PyObject *address)
 {
     mover *m = (mover *)self;
     uint64_t at;
+    if (!made(m))
+        return NULL;
     if (size_of(address, &at) < 0)
         return NULL;
     ebb_status status;
@@ -204,6 +221,8 @@ static PyObject *mover_borrow(PyObject *self, PyObject *arguments)
 {
     mover *m = (mover *)self;
     unsigned long long at, bytes;
+    if (!made(m))
+        return NULL;
     if (!PyArg_ParseTuple(arguments, "KK", &at, &bytes))
         return NULL;
     ebb_status status;
@@ -217,6 +236,8 @@ static PyObject *mover_give_back(PyObject *self, PyObject *arguments)
 {
     mover *m = (mover *)self;
     unsigned long long at, bytes;
+    if (!made(m))
+        return NULL;
     if (!PyArg_ParseTuple(arguments, "KK", &at, &bytes))
         return NULL;
     ebb_status status;
@@ -257,6 +278,8 @@ static PyObject *mover_dlpack(PyObject *self, PyObject *arguments)
 {
     mover *m = (mover *)self;
     unsigned long long address, bytes;
+    if (!made(m))
+        return NULL;
     if (!PyArg_ParseTuple(arguments, "KK", &address, &bytes))
         return NULL;
     return dlpack_over(self, m->device, address, bytes);

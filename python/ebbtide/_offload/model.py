@@ -254,7 +254,8 @@ class Model:
                 unit = gate.unit
                 if unit is None:
                     return None  # no unit any more: its weights come one by one, this time
-                ready = unit.load is not None  # and what comes after it has been sent for
+                # If all of it was, then what comes after it has been sent for, too.
+                ready = unit.load is not None and len(unit.load.staged) == len(unit.groups)
                 fast = unit.enter()
                 # One that turns out to be stale is planned anew first.
                 if fast or self._enter(unit) or self._busy():

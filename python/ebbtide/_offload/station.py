@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 SLACK = 8 << 20  # bytes that are nobody's
 GRAIN = 2 << 20  # memory comes in pieces of this size
-CHUNK = 32 << 20  # no part is smaller: each costs the host some microseconds
-CHUNKS = 8  # a unit is brought in about so many parts, so that a part of the ring is used, too
+# A unit is brought in about so many parts, so that a part of the ring is used, too. A run of small
+# layers in fewer: each costs the host some microseconds, which those have not got.
+CHUNKS, CHUNKS_OF_A_RUN = 8, 4
 
 
 class Station:
@@ -166,10 +167,10 @@ class Load:
             mover.drop(cargo)
 
 
-def chunks(sizes: list[int]) -> list[int]:
+def chunks(sizes: list[int], run: bool) -> list[int]:
     """How many groups to send for together, if as many as stand before it have been: for each
     group, 0 inside of a chunk."""
-    target = max(sum(sizes) // CHUNKS, CHUNK)
+    target = sum(sizes) // (CHUNKS_OF_A_RUN if run else CHUNKS)
     counts = [0] * len(sizes)
     start, total = 0, 0
     for i, size in enumerate(sizes):

@@ -115,7 +115,7 @@ class Unit(_core.Unit):
         self.span = choice.span
         self.run = len(choice.members) > 1
         self.bytes = sum(g.bytes for g in self.groups)
-        self.chunks = chunks([g.bytes for g in self.groups])
+        self.chunks = chunks([g.bytes for g in self.groups], self.run)
         self.bindings = bindings
         self.load: Load | None = None
         self.shared: list[tuple[int, weakref.ref[Unit], int]] = []  # what others have, too

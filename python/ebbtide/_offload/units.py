@@ -27,7 +27,9 @@ TRANSPARENT = (
 NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 PARTS = 24  # a unit is no larger than this part of the model, if that can be
-RUN_PARTS = 32  # small layers are gathered to a run until it is this part of the model
+# Small layers are gathered to a run until it is this part of the model; very small ones to more, for
+# what they do leaves the host little time.
+RUN_PARTS, FEW_PARTS = 64, 32
 
 
 @dataclass(eq=False)
@@ -142,7 +144,8 @@ def _gather(
         run.names += choice.names
         run.owners += choice.owners
         run.bytes += choice.bytes
-        if run.bytes >= target:
+        few = len(run.members) < 16
+        if run.bytes >= (target if few else target * RUN_PARTS // FEW_PARTS):
             run = None
     return done
 
