@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import os
@@ -366,6 +367,48 @@ def test_weights_give_way_to_activations_and_come_back(free_room):
         assert steps() <= 14 * MIB
         model[1].size = 0
         assert any(steps() >= 20 * MIB for _ in range(15))
+
+
+def test_out_of_memory_the_next_try_has_all_there_is(free_room):
+    model = nn.Sequential(layers(10), Grows(0), layers(10))
+    inputs = x()
+    free_room.of = lambda model: 56 * MIB
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        handle = free_room.offload(model)
+        for _ in range(4):
+            assert torch.equal(model(inputs), expected)
+        model[1].size = 40 * MIB  # more than the limit, in floats
+        with pytest.raises(torch.OutOfMemoryError):
+            model(inputs)
+        assert at_rest(model)
+        model[1].size = 12 * MIB  # 48 MiB: what is left is for a unit in passing
+        assert torch.equal(model(inputs), expected)
+        assert handle.stats()["resident"] <= 8 * MIB
+        assert free_room.held() <= free_room.limit
+        model[1].size = 0
+        for _ in range(60):
+            assert torch.equal(model(inputs), expected)
+        assert handle.stats()["resident"] >= 20 * MIB
+
+
+def test_a_lower_limit_makes_the_ring_smaller(free_room):
+    model = layers(12)
+    inputs = x()
+    free_room.of = lambda model: 14 * MIB
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        handle = free_room.offload(model, prefetch=5)
+        for _ in range(3):
+            assert torch.equal(model(inputs), expected)
+        before = handle.stats()["ring"]
+        with free_room.device() as device, contextlib.suppress(ebbtide.Busy):
+            device.limit = free_room.limit - 10 * MIB
+        for _ in range(3):
+            assert torch.equal(model(inputs), expected)
+        assert 0 < handle.stats()["ring"] < before
+        assert free_room.held() <= free_room.limit - 10 * MIB
+        assert handle.stats()["one_by_one"] == 0
 
 
 def test_a_limit_that_is_too_small_for_a_unit(free_room):

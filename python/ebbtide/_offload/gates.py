@@ -105,6 +105,9 @@ class Gate(_core.Gate):
                 if torch.is_grad_enabled():
                     return self._with_grad(args, kwargs)
                 return self._plain()(*args, **kwargs)
+            except BaseException as error:
+                model.failed(isinstance(error, torch.OutOfMemoryError))
+                raise
             finally:
                 if unit is not None:
                     model.leave(unit)

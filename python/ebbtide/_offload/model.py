@@ -167,6 +167,14 @@ class Model:
             if not self.depth:
                 self._end()
 
+    def failed(self, out_of_memory: bool) -> None:
+        """The root is left by an exception: this pass shows nothing."""
+        self.called = []
+        self.sequence.begin()
+        if out_of_memory:
+            self.share.out_of_memory()
+            self.tracking = True
+
     def _begin(self) -> None:
         for piece in self.handed:
             piece.look()

@@ -21,12 +21,19 @@ class Share:
         self.firm = 0  # bytes that are to stay whatever happens
         self.given_up = 0  # pages that made room for tensors
         self.fits = False
+        self.left = 0  # bytes that tensors did not need
+        self.cautious = 0  # times that nothing is to stay
 
     def ring_size(self) -> int:
         """How much of the GPU is to be for weights in passing: if the one that comes has to wait
         for the end of the one before with its last part, then the GPU waits for that part, every
-        time."""
-        return -(-self.slots * self.largest // GRAIN) * GRAIN
+        time. Where that much is not left, or it is not known what is left, little more than one."""
+        wanted = _up(self.slots * self.largest)
+        return min(wanted, max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
+
+    def out_of_memory(self) -> None:
+        """PyTorch had to do without: whoever tries again gets all there is."""
+        self.cautious = PEAKS
 
     def balance(self, station: Station, vbar: VBAR, learning: bool) -> None:
         """How much of the GPU is for weights that stay: what PyTorch's tensors, which come first,
@@ -34,19 +41,24 @@ class Share:
         place."""
         device, stats = station.device.stats(), vbar.stats()
         size, given_up = stats["bytes"], stats["evictions_for_tensors"]
-        most = min(device["limit"], device["total"] - device["headroom"]) - SLACK
+        most = min(device["limit"], device["total"] - device["headroom"])
         segments = _core.attached_stats(station.index) or {"segment_bytes": 0, "before": 0}
         tensors = segments["segment_bytes"] + segments["before"]
         if given_up != self.given_up:
             # They needed more, in between, than they have now.
-            tensors = max(tensors, most - self.ring_size() - stats["watermark"])
+            tensors = max(tensors, most - SLACK - self.ring_size() - stats["watermark"])
             self.given_up = given_up
         self.peaks.append(tensors)
-        room = most - max(self.peaks)
-        if learning and room < size + 4 * self.largest + size // 8:
-            room = 0  # what it takes is not known yet: nothing stays
+        # The ring can be made smaller again, so for it the last pass counts.
+        self.left = most - max(list(self.peaks)[-2:])
+        room = most - SLACK - max(self.peaks)
+        unknown = learning and room < size + 4 * self.largest + size // 8
+        if unknown or self.cautious:
+            self.cautious = max(self.cautious - 1, 0)
+            self.left = room = 0  # what it takes is not known: nothing stays
         elif room < size:
             room = max(room - self.ring_size(), 0)
+        station.fit_ring()
         room = max(room, self.firm)
         self.fits = room >= size
         if self.fits and station.ring:
@@ -59,3 +71,7 @@ class Share:
             vbar.watermark_limit = room
         if room > stats["watermark"]:
             vbar.watermark = room
+
+
+def _up(size: int) -> int:
+    return -(-size // GRAIN) * GRAIN

@@ -73,6 +73,15 @@ class Station:
         if all(model.share.fits for model in list(self.models)):
             self.set_ring(0)
 
+    def fit_ring(self) -> None:
+        """Between passes: a limit that was lowered, or tensors that have grown, make it smaller;
+        more room makes it larger."""
+        most = max((m.share.ring_size() for m in list(self.models)), default=0)
+        if self.ring > most:
+            self.set_ring(most)
+        elif 0 < self.ring < most:
+            self.want_ring()
+
     def want_ring(self) -> bool:
         """A ring as large as its models want it, or as there is room for beside PyTorch's tensors,
         and at least as one unit: whether it is larger now. What is in it has to come again then, so
