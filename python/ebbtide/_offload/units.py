@@ -27,8 +27,8 @@ TRANSPARENT = (
 NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 PARTS = 24  # a unit is no larger than this part of the model, if that can be
-# Small layers are gathered to a run until it is this part of the model; very small ones to more, for
-# what they do leaves the host little time.
+# Small layers are gathered to a run until it is this part of the model; very small ones to more,
+# for what they do leaves the host little time.
 RUN_PARTS, FEW_PARTS = 64, 32
 
 
