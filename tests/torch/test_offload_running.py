@@ -543,6 +543,17 @@ def test_an_excluded_module_is_left_alone(room):
         handle.exclude(nn.Linear(1, 1))
 
 
+def test_what_was_kept_on_the_gpu_is_restored_too(free_room):
+    model = nn.Sequential(layers(2), nn.BatchNorm1d(WIDTH)).eval()
+    model.register_parameter("scale", nn.Parameter(torch.ones(3)))
+    handle = free_room.offload(model)
+    with torch.no_grad():
+        model(x())
+        assert handle.restore() is model
+        assert {t.device.type for t in model.state_dict().values()} == {"cpu"}
+        model(x().cpu())
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_restored_model_is_a_plain_one(room, device):
     model = layers()

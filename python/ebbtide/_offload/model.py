@@ -428,7 +428,7 @@ class Model:
             self.gates.clear()
             self.units = []
             self.vbar = None
-        return root
+        return root.to(device)  # what was kept on the GPU, too
 
     # ---- changes ---------------------------------------------------------------------------------
 
