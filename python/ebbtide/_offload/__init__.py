@@ -10,11 +10,16 @@ from ebbtide._offload.handle import Offloaded, offload
 
 __all__ = ["Offloaded", "offload"]
 
+# Functions of gates.py that call what may be compiled.
+LEAD_ON = ("_call", "_visit", "_pass", "_run", "_forwards", "_with_grad")
+
 
 def _unseen() -> None:
     """torch.compile() does not look into any of this, but into what gates call."""
     frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if not hasattr(frames, "set_code_exec_strategy"):
+        # Of 2.6: gates switch it off and on themselves.
+        frames.skip_code(gates.Gate._call.__code__)
         return
     action, strategy = frames._FrameAction, frames._FrameExecStrategy
     alone, with_all = strategy(action.SKIP, action.DEFAULT), strategy(action.SKIP, action.SKIP)
@@ -25,7 +30,7 @@ def _unseen() -> None:
         for f in found:
             f = getattr(f, "__func__", getattr(f, "fget", f))
             if isinstance(f, types.FunctionType) and f.__module__ == module.__name__:
-                leads_on = module is gates and f.__name__ in ("_call", "_pass", "_with_grad")
+                leads_on = module is gates and f.__name__ in LEAD_ON
                 frames.set_code_exec_strategy(f.__code__, alone if leads_on else with_all)
 
 

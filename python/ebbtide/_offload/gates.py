@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from ebbtide._offload.model import Model
 
 
+# How torch.compile() is told what to compile, where it cannot be told what to leave alone (2.6).
+_frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_compiler = None if hasattr(_frames, "set_code_exec_strategy") else _frames.set_eval_frame
+
+
 class Gate(_core.Gate):
     """Stands for a module's forward()."""
 
@@ -82,15 +87,21 @@ class Gate(_core.Gate):
     # ---- the call, where it is not the plain case ----
 
     def _call(self, args: Any, kwargs: Any) -> Any:
-        if self.root:
-            return self._pass(args, kwargs)
+        if _compiler is None:
+            return (self._pass if self.root else self._visit)(args, kwargs)
+        before = self.model.local.compiling = _compiler(None)
+        try:
+            return (self._pass if self.root else self._visit)(args, kwargs)
+        finally:
+            _compiler(before)
+
+    def _visit(self, args: Any, kwargs: Any) -> Any:
+        """A module of the model."""
         model, unit = self.model, self.unit
         if self.enters:
             unit = model.enter(self)
         try:
-            if torch.is_grad_enabled():
-                return self._with_grad(args, kwargs)
-            return self._plain()(*args, **kwargs)
+            return self._run(args, kwargs)
         finally:
             if self.leaves and unit is not None:
                 model.leave(unit)
@@ -102,9 +113,7 @@ class Gate(_core.Gate):
         try:
             unit = model.enter(self) if self.unit is not None else None
             try:
-                if torch.is_grad_enabled():
-                    return self._with_grad(args, kwargs)
-                return self._plain()(*args, **kwargs)
+                return self._run(args, kwargs)
             except BaseException as error:
                 model.failed(isinstance(error, torch.OutOfMemoryError))
                 raise
@@ -114,9 +123,27 @@ class Gate(_core.Gate):
         finally:
             model.end()
 
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return self._with_grad(args, kwargs)
+        return self._forwards(args, kwargs)
+
+    def _forwards(self, args: Any, kwargs: Any) -> Any:
+        """The module's own, which may be compiled."""
+        if _compiler is None:
+            return self._plain()(*args, **kwargs)
+        plain, local = self._plain(), self.model.local
+        before = local.compiling
+        _compiler(before)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            _compiler(None)
+            local.compiling = before  # others have been called in between
+
     def _with_grad(self, args: Any, kwargs: Any) -> Any:
         with torch.autograd.graph.saved_tensors_hooks(self.model.keep, _unpack):
-            result = self._plain()(*args, **kwargs)
+            result = self._forwards(args, kwargs)
         wants = self.unit is not None and self.unit.wants_grad
 
         def refuse(t: Any) -> Any:
