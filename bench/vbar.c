@@ -141,8 +141,8 @@ static double one_round_of_hits(ebb_vbar vbar, const uint64_t *signatures)
 /*
  * Nanoseconds of a hit over all weights, median of many rounds. Beside each round the floor is
  * measured: a processor whose other half, or clock, is somebody else's makes both slower, by half and
- * more and for seconds. So the figure is of those rounds in which the floor took about what it takes at
- * best, and how many they were is told, and what all rounds make.
+ * more and for seconds. So there is a second figure, of those rounds in which the floor took about
+ * what it takes at best, and it is that one which is given back, to be compared.
  */
 static double hits(ebb_vbar vbar, const uint64_t *signatures, const char *metric)
 {
@@ -153,20 +153,19 @@ static double hits(ebb_vbar vbar, const uint64_t *signatures, const char *metric
         double after = floor_of_a_hit();
         floors[round] = sorted[round] = before > after ? before : after;
     }
-    qsort(sorted, ROUNDS, sizeof *sorted, bench_compare);
+    char name[128];
+    snprintf(name, sizeof name, "%s_floor", metric);
+    bench_spread(&b, name, sorted, ROUNDS, "ns");
     double best = sorted[ROUNDS / 50];
     size_t count = 0;
     for (unsigned round = 0; round < ROUNDS; round++)
         if (floors[round] <= 1.15 * best)
             quiet[count++] = took[round];
-    char name[128];
-    double median = bench_spread(&b, metric, quiet, count, "ns");
+    snprintf(name, sizeof name, "%s_undisturbed", metric);
+    double median = bench_spread(&b, name, quiet, count, "ns");
     snprintf(name, sizeof name, "%s_undisturbed_rounds", metric);
     bench_print(&b, name, 100.0 * (double)count / ROUNDS, "%");
-    snprintf(name, sizeof name, "%s_all_rounds", metric);
-    bench_spread(&b, name, took, ROUNDS, "ns");
-    snprintf(name, sizeof name, "%s_floor", metric);
-    bench_spread(&b, name, floors, ROUNDS, "ns");
+    bench_spread(&b, metric, took, ROUNDS, "ns");
     return median;
 }
 
