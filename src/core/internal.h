@@ -297,8 +297,11 @@ enum { EBB__VBAR_HOLDER, EBB__SEGMENT_HOLDER, EBB__HOLDERS };
 enum {
     EBB__DEVICES = 32,
     EBB__PEERS = 32,
-    EBB__VBAR_CHUNKS = 18, /* chunk k holds 64 << k VBARs */
     EBB__TABLE_SIZES = 48,
+    EBB__INDEX_BITS = 24, /* of a VBAR's number, in its handle */
+    EBB__DEVICE_SHIFT = 56,
+    EBB__VBARS_A_CHUNK = 1024,
+    EBB__VBAR_CHUNKS = (1 << EBB__INDEX_BITS) / EBB__VBARS_A_CHUNK,
 };
 
 struct ebb__device {
@@ -340,8 +343,8 @@ struct ebb__device {
     uint64_t marks, orders, waits, wait_ns;
 
     /* pages.c, vbars.c */
-    _Atomic(ebb__vbar *) vbar_chunks[EBB__VBAR_CHUNKS];
-    uint32_t vbar_high, vbar_free, vbar_count; /* ever used; list of free ones; in use */
+    _Atomic(ebb__vbar *) vbar_chunks[EBB__VBAR_CHUNKS]; /* of EBB__VBARS_A_CHUNK each */
+    uint32_t vbar_high, vbar_free, vbar_count;          /* ever used; list of free ones; in use */
     ebb__table *tables[EBB__TABLE_SIZES];
     ebb__vbar *order; /* of victims: those with an evictable page, least important first */
     int64_t rank_top, rank_bottom;
@@ -677,45 +680,30 @@ void ebb__vbar_sums_locked(const ebb__vbar *vbar, uint64_t *hits, uint64_t *resi
  *
  *   63         56 55         24 23      0
  *   [ device + 1 ][ generation ][ index ]
- *
- * Chunk k of a device's VBARs holds those from 64 * (2^k - 1) on.
  */
-enum { EBB__INDEX_BITS = 24, EBB__DEVICE_SHIFT = 56, EBB__FIRST_CHUNK = 64 };
 #define EBB__INDEX_MASK ((UINT64_C(1) << EBB__INDEX_BITS) - 1)
 
-static inline unsigned ebb__vbar_chunk(uint32_t index)
-{
-    return 31u - (unsigned)__builtin_clz(index / EBB__FIRST_CHUNK + 1);
-}
-
-static inline uint32_t ebb__vbar_chunk_start(unsigned chunk)
-{
-    return (uint32_t)EBB__FIRST_CHUNK * ((1u << chunk) - 1);
-}
-
-/* The VBAR number `index` of a device, in use or not; NULL: never was. */
+/* The VBAR number `index` of a device, at most EBB__INDEX_MASK, in use or not; NULL: never was. */
 static inline ebb__vbar *ebb__vbar_number(const ebb__device *device, uint32_t index)
 {
-    unsigned chunk = ebb__vbar_chunk(index);
-    if (chunk >= EBB__VBAR_CHUNKS)
-        return NULL;
-    ebb__vbar *vbars = atomic_load_explicit(&device->vbar_chunks[chunk], memory_order_acquire);
-    return vbars ? &vbars[index - ebb__vbar_chunk_start(chunk)] : NULL;
+    ebb__vbar *vbars = atomic_load_explicit(&device->vbar_chunks[index / EBB__VBARS_A_CHUNK],
+                                            memory_order_acquire);
+    return vbars ? &vbars[index % EBB__VBARS_A_CHUNK] : NULL;
 }
 
-/* The device of a VBAR's handle that is known to be good. */
-static inline ebb__device *ebb__vbar_device(ebb_vbar handle)
+/* Where the VBAR behind a handle is, if there still is one: the caller looks at the id. */
+static inline ebb__vbar *ebb__vbar_place(ebb_vbar handle)
 {
-    return &ebb__devices[(handle.id >> EBB__DEVICE_SHIFT) - 1];
+    uint64_t number = handle.id >> EBB__DEVICE_SHIFT;
+    if (!number || number > EBB__DEVICES)
+        return NULL;
+    return ebb__vbar_number(&ebb__devices[number - 1], handle.id & EBB__INDEX_MASK);
 }
 
 /* The VBAR behind a handle, without the lock. NULL: none, or none any more. */
 static inline ebb__vbar *ebb__vbar_find(ebb_vbar handle)
 {
-    uint64_t number = handle.id >> EBB__DEVICE_SHIFT;
-    if (!number || number > EBB__DEVICES)
-        return NULL;
-    ebb__vbar *vbar = ebb__vbar_number(&ebb__devices[number - 1], handle.id & EBB__INDEX_MASK);
+    ebb__vbar *vbar = ebb__vbar_place(handle);
     if (!vbar || atomic_load_explicit(&vbar->id, memory_order_acquire) != handle.id)
         return NULL;
     return vbar;

@@ -19,9 +19,14 @@
 #include "fast.h"
 #include "internal.h"
 
+/* Most ranges are of one page. So what hits and unpins do is made twice: inlined, with a count of one,
+   which leaves no loops and little to remember; and, for more, out of the way. */
+#define INLINED static inline __attribute__((always_inline))
+#define APART static __attribute__((noinline))
+
 /* The pages of a range: false if it is none of this VBAR. */
-static bool span(const ebb__vbar *vbar, uint64_t offset, uint64_t bytes, uint64_t *first,
-                 uint64_t *last)
+INLINED bool span(const ebb__vbar *vbar, uint64_t offset, uint64_t bytes, uint64_t *first,
+                  uint64_t *last)
 {
     uint64_t size = atomic_load_explicit(&vbar->bytes, memory_order_acquire);
     if (!bytes || offset > size || bytes > size - offset)
@@ -91,7 +96,7 @@ static ebb__vbar *owner_locked(ebb__vbar *vbar, const ebb__page *pages) EBB__LOC
     return vbar;
 }
 
-static void unpin_slowly(ebb__vbar *vbar, ebb__page *pages, uint64_t page)
+APART void unpin_slowly(ebb__vbar *vbar, ebb__page *pages, uint64_t page)
 {
     ebb__scope scope;
     ebb__enter(vbar->device, &scope);
@@ -99,76 +104,68 @@ static void unpin_slowly(ebb__vbar *vbar, ebb__page *pages, uint64_t page)
     ebb__leave(vbar->device, &scope);
 }
 
-/* Take pins back. */
-static void unpin_again(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint64_t end)
+/* Take pins back, and the hit that was counted with the first. */
+APART void take_hit_back(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint64_t count)
 {
-    for (uint64_t page = first; page < end; page++)
+    atomic_fetch_sub(&pages[first].word, EBB__HIT);
+    for (uint64_t page = first; page < first + count; page++)
         if (!unpin(&pages[page]))
             unpin_slowly(vbar, pages, page);
 }
 
 /* The pages of a range of the VBAR that a handle names: NULL if it is gone, or has no such range. */
-static ebb__page *look(const ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
-                       uint64_t *first, uint64_t *last)
+INLINED ebb__page *look(const ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
+                        uint64_t *first, uint64_t *last)
 {
-    bool is = span(vbar, offset, bytes, first, last);
+    if (!span(vbar, offset, bytes, first, last))
+        return NULL;
     ebb__page *pages = atomic_load_explicit(&vbar->pages, memory_order_acquire);
     /* Read last: if the id is still the handle's, so is all that was read before it. */
-    return is && atomic_load(&vbar->id) == handle.id ? pages : NULL;
+    return atomic_load(&vbar->id) == handle.id ? pages : NULL;
 }
 
-/* Pin pages that are all there and this stream's. Their signature; 0: it is not so. */
-static uint64_t hit_pages(ebb__vbar *vbar, ebb_vbar handle, ebb__page *pages, uint64_t first,
-                          uint64_t last, ebb_stream stream)
+/* Pin `count` pages from `first` on, if all are there and this stream's. Their signature; 0: it is
+   not so. */
+INLINED uint64_t hit_pages(ebb__vbar *vbar, ebb_vbar handle, ebb__page *pages, uint64_t first,
+                           uint64_t count, ebb_stream stream)
 {
-    ebb__device *device = ebb__vbar_device(handle);
-    uint64_t signature = 0, end = first; /* of what is pinned */
+    ebb__device *device = vbar->device;
+    uint64_t signature = 0, done = 0; /* pinned so far */
     bool whole = true;
-    while (whole && end <= last) {
-        ebb__page *page = &pages[end];
+    while (whole && done < count) {
+        ebb__page *page = &pages[first + done];
         /* The hit is counted on the first page, in the same swap. */
-        whole = pin(page, end == first ? EBB__PIN + EBB__HIT : EBB__PIN);
+        whole = pin(page, done ? EBB__PIN : EBB__PIN + EBB__HIT);
         if (!whole)
             break;
-        end++;
+        done++;
         uint64_t its = atomic_load_explicit(&page->generation, memory_order_relaxed);
         signature = its > signature ? its : signature;
         whole = own(device, atomic_load(&page->ticket), stream) != 0;
     }
     if (whole && atomic_load(&vbar->id) == handle.id)
         return signature;
-    if (end > first)
-        atomic_fetch_sub(&pages[first].word, EBB__HIT);
-    unpin_again(vbar, pages, first, end);
+    if (done)
+        take_hit_back(vbar, pages, first, done);
     return 0;
 }
 
-/* The same of one page, which is what most ranges are: no loop, and little to remember meanwhile. */
-static inline uint64_t hit_page(ebb__vbar *vbar, ebb_vbar handle, ebb__page *pages, uint64_t which,
-                                ebb_stream stream)
+APART uint64_t hit_many(ebb__vbar *vbar, ebb_vbar handle, ebb__page *pages, uint64_t first,
+                        uint64_t last, ebb_stream stream)
 {
-    ebb__page *page = &pages[which];
-    if (!pin(page, EBB__PIN + EBB__HIT))
-        return 0;
-    uint64_t signature = atomic_load_explicit(&page->generation, memory_order_relaxed);
-    if (own(ebb__vbar_device(handle), atomic_load(&page->ticket), stream) &&
-        atomic_load(&vbar->id) == handle.id)
-        return signature;
-    atomic_fetch_sub(&page->word, EBB__HIT);
-    unpin_again(vbar, pages, which, which + 1);
-    return 0;
+    return hit_pages(vbar, handle, pages, first, last - first + 1, stream);
 }
 
 /* The same of a range. */
-static inline uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
-                           ebb_stream stream)
+INLINED uint64_t hit(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
+                     ebb_stream stream)
 {
     uint64_t first, last;
     ebb__page *pages = look(vbar, handle, offset, bytes, &first, &last);
     if (!pages)
         return 0;
-    return first == last ? hit_page(vbar, handle, pages, first, stream)
-                         : hit_pages(vbar, handle, pages, first, last, stream);
+    return first == last ? hit_pages(vbar, handle, pages, first, 1, stream)
+                         : hit_many(vbar, handle, pages, first, last, stream);
 }
 
 /* Note a stream's epoch on a page whose last user it is: false if it is not any more. */
@@ -193,36 +190,52 @@ static bool loose(ebb__page *page)
     return word & EBB__PINS && !(word & EBB__NOTED);
 }
 
-/* Unpin a range on the stream that used its pages last. false: nothing was done. */
-static inline bool part(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
+/* Unpin `count` pages from `first` on, on the stream that used them last. false: nothing was done. */
+INLINED bool part_pages(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint64_t count,
                         ebb_stream stream)
 {
-    uint64_t first, last;
-    ebb__page *pages = look(vbar, handle, offset, bytes, &first, &last);
-    if (!pages)
-        return false;
-    ebb__device *device = ebb__vbar_device(handle);
+    ebb__device *device = vbar->device;
     unsigned slot = own(device, atomic_load(&pages[first].ticket) & ~EBB__TICKET_MORE, stream);
     if (!slot)
         return false;
-    for (uint64_t page = first; page <= last; page++)
-        if (!loose(&pages[page]))
+    for (uint64_t i = 0; i < count; i++)
+        if (!loose(&pages[first + i]))
             return false;
     /* Pinned, so the device is open and the driver there to be asked. The legacy stream never
        captures. */
     ebb__stream *s = &device->streams[slot];
     if (slot != EBB__LEGACY_SLOT && ebb__stream_capture(device, stream) != EBB__NOT_CAPTURING)
         return false;
-    for (uint64_t page = first; page <= last; page++)
-        if (!note(&pages[page], s, slot))
+    for (uint64_t i = 0; i < count; i++)
+        if (!note(&pages[first + i], s, slot))
             return false;
-    unpin_again(vbar, pages, first, last + 1);
+    for (uint64_t i = 0; i < count; i++)
+        if (!unpin(&pages[first + i]))
+            unpin_slowly(vbar, pages, first + i);
     /* Roughly: two threads may count one. */
     unsigned unpins = atomic_load_explicit(&s->unpins, memory_order_relaxed) + 1;
     atomic_store_explicit(&s->unpins, unpins, memory_order_relaxed);
     if (unpins >= EBB__UNPINS_A_MARK)
         ebb__mark_in_passing(device, slot);
     return true;
+}
+
+APART bool part_many(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint64_t last,
+                     ebb_stream stream)
+{
+    return part_pages(vbar, pages, first, last - first + 1, stream);
+}
+
+/* The same of a range. */
+INLINED bool part(ebb__vbar *vbar, ebb_vbar handle, uint64_t offset, uint64_t bytes,
+                  ebb_stream stream)
+{
+    uint64_t first = 0, last = 0;
+    ebb__page *pages = look(vbar, handle, offset, bytes, &first, &last);
+    if (!pages)
+        return false;
+    return first == last ? part_pages(vbar, pages, first, 1, stream)
+                         : part_many(vbar, pages, first, last, stream);
 }
 
 /* ---- under the lock --------------------------------------------------------------------------- */
@@ -466,8 +479,8 @@ static size_t count_pages(const ebb__vbar *vbar, const ebb_range *ranges, size_t
     return sum;
 }
 
-static ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t count,
-                             ebb_stream stream, uint64_t *signatures)
+APART ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t count,
+                            ebb_stream stream, uint64_t *signatures)
 {
     ebb__vbar *vbar = ebb__vbar_find(handle);
     if (!vbar)
@@ -499,10 +512,15 @@ static ebb_status fault_slow(ebb_vbar handle, const ebb_range *ranges, size_t co
     return status;
 }
 
+INLINED uint64_t find_and_hit(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
+{
+    ebb__vbar *vbar = ebb__vbar_place(handle);
+    return vbar ? hit(vbar, handle, offset, bytes, stream) : 0;
+}
+
 uint64_t ebb__vbar_hit(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
 {
-    ebb__vbar *vbar = ebb__vbar_find(handle);
-    return vbar ? hit(vbar, handle, offset, bytes, stream) : 0;
+    return find_and_hit(handle, offset, bytes, stream);
 }
 
 uint64_t ebb__vbar_peek(ebb_vbar handle, uint64_t offset, uint64_t bytes)
@@ -527,7 +545,7 @@ ebb_status ebb_vbar_fault(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_
 {
     if (!signature)
         return EBB_INVALID;
-    uint64_t found = ebb__vbar_hit(handle, offset, bytes, stream);
+    uint64_t found = find_and_hit(handle, offset, bytes, stream);
     if (found) {
         *signature = found;
         return EBB_OK;
@@ -556,8 +574,7 @@ ebb_status ebb_vbar_fault_many(ebb_vbar handle, const ebb_range *ranges, size_t 
         uint64_t first = 0, last = 0; /* pinned, so there is such a range */
         span(vbar, ranges[i].offset, ranges[i].bytes, &first, &last);
         ebb__page *pages = atomic_load(&vbar->pages);
-        atomic_fetch_sub(&pages[first].word, EBB__HIT);
-        unpin_again(vbar, pages, first, last + 1);
+        take_hit_back(vbar, pages, first, last - first + 1);
     }
     return fault_slow(handle, ranges, count, stream, signatures);
 }
@@ -632,8 +649,8 @@ static ebb_status note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size
     return EBB_OK;
 }
 
-static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t count,
-                           ebb_stream stream, bool unpins)
+APART ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t count, ebb_stream stream,
+                          bool unpins)
 {
     ebb__vbar *vbar = ebb__vbar_find(handle);
     if (!vbar)
@@ -664,15 +681,20 @@ static ebb_status end_slow(ebb_vbar handle, const ebb_range *ranges, size_t coun
     return status;
 }
 
+INLINED bool find_and_part(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
+{
+    ebb__vbar *vbar = ebb__vbar_place(handle);
+    return vbar && part(vbar, handle, offset, bytes, stream);
+}
+
 bool ebb__vbar_part(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
 {
-    ebb__vbar *vbar = ebb__vbar_find(handle);
-    return vbar && part(vbar, handle, offset, bytes, stream);
+    return find_and_part(handle, offset, bytes, stream);
 }
 
 ebb_status ebb_vbar_unpin(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream stream)
 {
-    if (ebb__vbar_part(handle, offset, bytes, stream))
+    if (find_and_part(handle, offset, bytes, stream))
         return EBB_OK;
     ebb_range range = {offset, bytes};
     return end_slow(handle, &range, 1, stream, true);

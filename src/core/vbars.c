@@ -59,18 +59,17 @@ static ebb__vbar *struct_take_locked(ebb__device *device) EBB__LOCKED
         return vbar;
     }
     uint32_t index = device->vbar_high;
-    unsigned chunk = ebb__vbar_chunk(index);
-    if (chunk >= EBB__VBAR_CHUNKS || index > EBB__INDEX_MASK)
+    if (index > EBB__INDEX_MASK)
         return NULL;
-    if (!atomic_load(&device->vbar_chunks[chunk])) {
-        ebb__vbar *vbars = calloc((size_t)EBB__FIRST_CHUNK << chunk, sizeof *vbars);
+    if (!ebb__vbar_number(device, index)) {
+        ebb__vbar *vbars = calloc(EBB__VBARS_A_CHUNK, sizeof *vbars);
         if (!vbars)
             return NULL;
-        for (uint32_t i = 0; i < (uint32_t)EBB__FIRST_CHUNK << chunk; i++) {
+        for (uint32_t i = 0; i < EBB__VBARS_A_CHUNK; i++) {
             vbars[i].device = device;
-            vbars[i].index = ebb__vbar_chunk_start(chunk) + i;
+            vbars[i].index = index + i;
         }
-        atomic_store(&device->vbar_chunks[chunk], vbars);
+        atomic_store(&device->vbar_chunks[index / EBB__VBARS_A_CHUNK], vbars);
     }
     device->vbar_high++;
     return ebb__vbar_number(device, index);
