@@ -500,8 +500,9 @@ EBB_API ebb_status ebb_mover_drop(ebb_mover *mover, uint64_t cargo);
 EBB_API ebb_stream ebb_mover_stream(const ebb_mover *mover);
 
 typedef struct ebb_mover_stats {
-    size_t size;   /* sizeof(ebb_mover_stats) */
-    uint64_t ring; /* bytes of the ring */
+    size_t size;      /* sizeof(ebb_mover_stats) */
+    uint64_t ring;    /* bytes of the ring */
+    uint64_t address; /* where it is */
     uint64_t
         ring_used; /* of them, not to be had now: from the oldest cargo that is out to the newest */
     uint64_t cargoes_out; /* neither done nor dropped */

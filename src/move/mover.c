@@ -387,6 +387,7 @@ ebb_status ebb_mover_get_stats(ebb_mover *mover, ebb_mover_stats *stats)
     *stats = (ebb_mover_stats){
         .size = stats->size,
         .ring = mover->ring.bytes,
+        .address = mover->ring.bytes ? mover->base : 0,
         .ring_used = ebb__ring_used(&mover->ring),
         .cargoes_out = ebb__ring_out(&mover->ring),
         .cargoes = mover->cargoes,

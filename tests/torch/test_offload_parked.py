@@ -192,13 +192,14 @@ def test_a_state_dict_has_plain_tensors(room):
     plain = pair.plain.state_dict()
     assert list(state) == list(plain)
     for name, tensor in state.items():
-        assert type(tensor) is torch.Tensor and tensor.device.type == "cpu"
-        assert torch.equal(tensor, plain[name].cpu())
+        kept = tensor.nbytes <= 64 << 10  # biases stay on the GPU
+        assert type(tensor) is torch.Tensor and tensor.device.type == ("cuda" if kept else "cpu")
+        assert torch.equal(tensor.cpu(), plain[name].cpu())
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
     again = torch.load(file, weights_only=True)
-    assert all(torch.equal(again[name], plain[name].cpu()) for name in plain)
+    assert all(torch.equal(again[name].cpu(), plain[name].cpu()) for name in plain)
     other = layers()
     other.load_state_dict(state)
     assert pair.same()
@@ -236,7 +237,7 @@ def test_loading_a_state_dict(room, assign, where):
 
 def test_pickling_is_refused(free_room):
     pair = Pair(free_room)
-    for what in (pair.model, pair.model[1][0], pair.handle):
+    for what in (pair.model, pair.model[1], pair.handle):
         with pytest.raises(TypeError, match="pickle"):
             pickle.dumps(what)
     with pytest.raises(TypeError, match="pickle"):
@@ -281,9 +282,10 @@ def test_another_dtype(room, how):
 
 def test_on_the_cpu_it_is_a_plain_model(room):
     pair = Pair(room, passes=3)
-    pair.model[0].cpu()  # a part of it stays with the others
+    pair.model[0].cpu()  # a part of it stays with the others,
+    assert pair.model[0][0].weight.device.type == "cuda"
+    assert pair.same()  # and so does its bias, which was a plain tensor, from the next pass on
     assert {p.device.type for p in pair.model.parameters()} == {"cuda"}
-    assert pair.same()
     pair.model.cpu()
     assert {(type(p), p.device.type) for p in pair.model.parameters()} == {(nn.Parameter, "cpu")}
     with torch.no_grad():
@@ -436,6 +438,33 @@ def test_weights_that_are_pinned_already_are_not_copied(room):
     assert pair.model.state_dict()["3.0.weight"].data_ptr() == where
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_weights_that_lie_in_one_storage_come_one_by_one(room, pinned):
+    """Slices of one large tensor; two that overlap are one weight."""
+    model = layers()
+    flat = torch.empty(len(model) * (MIB // 4 + WIDTH), pin_memory=pinned)
+    at = 0
+    for p in model.parameters():
+        flat[at : at + p.numel()] = p.detach().flatten()
+        p.data = flat[at : at + p.numel()].view(p.shape)
+        at += p.numel()
+    model[4][0].weight.data = (
+        model[3][0].weight.data.view(-1).as_strided((WIDTH, WIDTH), (1, WIDTH))
+    )
+    pair = Pair(room, model, passes=4)
+    stats = pair.handle.stats()
+    assert stats["bytes"] == (len(model) - 1) * MIB
+    assert stats["largest_unit"] == MIB
+    if pinned:
+        where = pair.model.state_dict()["3.0.weight"].data_ptr()
+        assert flat.data_ptr() < where < flat.data_ptr() + flat.nbytes
+    with torch.no_grad():
+        pair.model[3][0].weight.mul_(2)
+        pair.plain[3][0].weight.mul_(2)
+        pair.plain[4][0].weight.copy_(pair.plain[3][0].weight.t())
+    assert pair.same()
+
+
 @pytest.mark.parametrize("how", ["torch", "safetensors"])
 def test_weights_mapped_from_a_file_are_not_copied(room, how, tmp_path):
     values = layers().state_dict()
@@ -452,6 +481,8 @@ def test_weights_mapped_from_a_file_are_not_copied(room, how, tmp_path):
     where = model[3][0].weight.data_ptr()
     pair = Pair(room, model, passes=3)
     assert pair.model.state_dict()["3.0.weight"].data_ptr() == where
+    # One file or many, a weight is as large as it is.
+    assert pair.handle.stats()["bytes"] == len(model) * MIB
     # Written, it is a copy, and the file is as it was.
     with torch.no_grad():
         for each in pair.both():

@@ -27,20 +27,63 @@ if TYPE_CHECKING:
 # Buffers up to this size stay on the GPU: they are written more often than not.
 KEPT_BUFFER = 256 << 10
 KEPT_SPAN = 32 << 20  # so do weights of modules that hold units, up to this size
+# And so do the smallest weights (norms, biases), if all of them are but a small part of the model:
+# they would cost the host more than they are worth.
+KEPT_WEIGHT, KEPT_PART = 64 << 10, 128
+
+LARGEST_ITEM = 16  # bytes of an element
+
+
+class Region:
+    """A part of a storage, in bytes: of one weight, or of several that overlap."""
+
+    __slots__ = ("high", "low", "several")
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low = low
+        self.high = high
+        self.several = False
+
+
+def regions(tensors: list[torch.Tensor]) -> dict[int, Region]:
+    """By tensor, the region that it is in. Tensors of one storage that do not overlap (those of a
+    file are often of one) are as good as of two."""
+    by_storage: dict[int, list[tuple[int, int, torch.Tensor]]] = {}
+    for tensor in tensors:
+        item, first = tensor.dtype.itemsize, tensor.storage_offset()
+        reach = sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
+        key = tensor.untyped_storage().data_ptr()
+        extent = (first * item, (first + reach + 1) * item, tensor)
+        by_storage.setdefault(key, []).append(extent)
+    found: dict[int, Region] = {}
+    for extents in by_storage.values():
+        extents.sort(key=lambda extent: extent[:2])
+        region = None
+        for low, high, tensor in extents:
+            if region is None or low >= region.high:
+                region = Region(low, high)
+            else:
+                region.several = True
+                region.high = max(region.high, high)
+                # Where dtypes differ, an element of one may begin inside of one of the other.
+                region.low = region.low // LARGEST_ITEM * LARGEST_ITEM
+            found[id(tensor)] = region
+    return found
 
 
 class Weights:
     """Where a model's weights are while nobody uses them. It may keep no module: see Model."""
 
     def __init__(self, mover: _core.Mover, index: int, pinned: int | None) -> None:
-        self.mover = mover
-        self.index = index
         self.torch_device = torch.device("cuda", index)
         self.arena = host.Arena(mover, index, pinned)
+        self.lender = host.Lender(mover, index)
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.bindings: list[Binding] = []
         self.excluded: set[str] = set()
         self.staying = WeakTensorKeyDictionary()  # buffers that were seen to be written
+        self.small = 0  # weights up to this size stay on the GPU
+        self.regions: dict[int, Region] = {}  # by tensor, where in its storage it is
         self.warned = False
 
     def name_of(self, module: nn.Module) -> str:
@@ -62,7 +105,28 @@ class Weights:
             return True
         if buffer and (tensor.nbytes <= KEPT_BUFFER or tensor in self.staying):
             return False
-        return units.is_plain(tensor)
+        if not units.is_plain(tensor):
+            return False
+        region = self.regions.get(id(tensor))
+        return tensor.nbytes > self.small or region is None or region.several
+
+    def survey(self, root: nn.Module) -> None:
+        """Look at a model as it is now: its modules' names, which weights share memory, and what of
+        it is small."""
+        self.names.clear()
+        self.names.update({module: name for name, module in root.named_modules()})
+        self.small = 0
+        found = {
+            id(tensor): tensor
+            for module in self.names
+            for _, _, tensor, buffer in self._places(module)
+            if self._pageable(tensor, buffer)
+        }
+        plain = [t for t in found.values() if not isinstance(t, Parked)]
+        self.regions = regions(plain)
+        small = sum(t.nbytes for t in plain if t.nbytes <= KEPT_WEIGHT)
+        if small * KEPT_PART <= sum(t.numel() * t.dtype.itemsize for t in found.values()):
+            self.small = KEPT_WEIGHT
 
     def _excluded(self, name: str) -> bool:
         return any(name == e or name.startswith(f"{e}.") or not e for e in self.excluded)
@@ -89,12 +153,12 @@ class Weights:
 
     def adopt(self, choices: list[units.Choice], model: Model) -> dict[nn.Module, list[Binding]]:
         """Park every weight. By module, its bindings."""
-        extents = self._extents()
-        done: dict[int, tuple[Piece, int]] = {}  # by storage: its piece, and where that begins
+        self.lender.begin()
+        done: dict[int, Piece] = {}  # by region
         found: dict[nn.Module, list[Binding]] = {}
         parked_by: dict[int, Parked] = {}
         for choice in choices:
-            self.arena.reserve(self._sizes(choice, extents, done))
+            self.arena.reserve(self._sizes(choice, done))
             for module in choice.owners:
                 name = self.names[module]
                 bindings = found[module] = []
@@ -104,7 +168,7 @@ class Weights:
                         continue
                     parked = parked_by.get(id(tensor))
                     if parked is None:
-                        parked = self._park(tensor, extents, done, full)
+                        parked = self._park(tensor, done)
                         parked_by[id(parked)] = parked
                     if place[key] is not parked:
                         place[key] = parked
@@ -125,62 +189,32 @@ class Weights:
                         more.append(Binding(module, value, i, f"{name}[{i}]", item))
         return more
 
-    def _extents(self) -> dict[int, tuple[int, int]]:
-        """By storage, the bytes of it that weights use."""
-        extents: dict[int, tuple[int, int]] = {}
-        for module in list(self.names):
-            for _, _, tensor, buffer in self._places(module):
-                if isinstance(tensor, Parked) or not self._pageable(tensor, buffer):
-                    continue
-                key = tensor.untyped_storage().data_ptr()
-                size = tensor.dtype.itemsize
-                first = tensor.storage_offset()
-                reach = sum(
-                    (n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True)
-                )
-                low, high = first * size // 64 * 64, (first + reach + 1) * size
-                old = extents.get(key, (low, high))
-                extents[key] = (min(old[0], low), max(old[1], high))
-        return extents
-
-    def _sizes(
-        self,
-        choice: units.Choice,
-        extents: dict[int, tuple[int, int]],
-        done: dict[int, tuple[Piece, int]],
-    ) -> list[int]:
-        keys: dict[int, int] = {}
+    def _sizes(self, choice: units.Choice, done: dict[int, Piece]) -> list[int]:
+        """What of a unit has no place on the host yet."""
+        found: dict[int, int] = {}
         for module in choice.owners:
             for _, _, tensor, buffer in self._places(module):
                 if isinstance(tensor, Parked) or not self._pageable(tensor, buffer):
                     continue
-                key = tensor.untyped_storage().data_ptr()
-                if key not in done:
-                    keys[key] = extents[key][1] - extents[key][0]
-        return list(keys.values())
+                region = self.regions[id(tensor)]
+                if id(region) not in done:
+                    found[id(region)] = region.high - region.low
+        return list(found.values())
 
-    def _park(
-        self,
-        tensor: torch.Tensor,
-        extents: dict[int, tuple[int, int]],
-        done: dict[int, tuple[Piece, int]],
-        name: str,
-    ) -> Parked:
+    def _park(self, tensor: torch.Tensor, done: dict[int, Piece]) -> Parked:
         if isinstance(tensor, Parked):
             return tensor
-        key = tensor.untyped_storage().data_ptr()
-        if key not in done:
-            done[key] = self._piece(tensor, *extents[key])
-        piece, start = done[key]
-        offset = tensor.storage_offset() - start // tensor.dtype.itemsize
-        parameter = isinstance(tensor, nn.Parameter)
+        region = self.regions[id(tensor)]
+        piece = done.get(id(region))
+        if piece is None:
+            piece = done[id(region)] = self._piece(tensor, region)
         parked = park(
             piece,
             tensor.dtype,
             tensor.size(),
             tensor.stride(),
-            offset,
-            parameter=parameter,
+            tensor.storage_offset() - region.low // tensor.dtype.itemsize,
+            parameter=isinstance(tensor, nn.Parameter),
             requires_grad=tensor.requires_grad,
         )
         parked.__dict__.update(tensor.__dict__)
@@ -191,29 +225,30 @@ class Weights:
             return parked
         return tensor
 
-    def _piece(self, tensor: torch.Tensor, low: int, high: int) -> tuple[Piece, int]:
-        kept = host.borrowed(tensor, self.mover, self.index)
-        if kept is not None:
-            piece = Piece(kept[0], self.torch_device)
-            if kept[1] is not None:
-                piece.borrowed = True
-                weakref.finalize(piece, kept[1]).atexit = False
-            return piece, 0
+    def _piece(self, tensor: torch.Tensor, region: Region) -> Piece:
+        lent = self.lender.ask(tensor)
+        if lent is not None:
+            piece = Piece(lent[0][region.low : region.high], self.torch_device)
+            piece.loan = lent[1]
+            return piece
+        size = region.high - region.low
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        flat.set_(tensor.untyped_storage(), low, (high - low,), (1,))
-        place = self.arena.take(high - low)
+        flat.set_(tensor.untyped_storage(), region.low, (size,), (1,))
+        place = self.arena.take(size)
         with torch.no_grad():
             place.copy_(flat)
-        return Piece(place, self.torch_device), low
+        return Piece(place, self.torch_device)
 
     # ---- what stays on the GPU -------------------------------------------------------------------
 
     def keep_the_rest(self, owners: set[nn.Module]) -> None:
+        """What is not parked goes to the GPU. That ends what survey() has begun."""
         for module, name in list(self.names.items()):
             for place, key, tensor, buffer in list(self._places(module)):
                 kept = module not in owners
                 if kept or not self._pageable(tensor, buffer) or self._excluded(name):
                     self._keep(place, key, tensor, f"{name}.{key}" if name else key)
+        self.regions = {}
 
     def _keep(self, place: Any, key: Any, tensor: torch.Tensor, name: str) -> None:
         """A tensor that does not page is on the GPU, once and for all."""

@@ -179,15 +179,17 @@ class Gone:
 
 
 class Keep:
-    """What autograd keeps of what it is given. It knows no model: a graph may outlive that."""
+    """What autograd keeps of what it is given: no weights. It knows no model: a graph may outlive
+    that."""
 
-    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        self.ranges = ranges
+    def __init__(self, resident: tuple[int, int], passing: Sequence[tuple[int, int]]) -> None:
+        self.resident = resident  # the addresses of the VBAR,
+        self.passing = passing  # and of the ring
 
     def __call__(self, tensor: torch.Tensor) -> Any:
         if tensor.device.type == "cuda" and not isinstance(tensor, Parked):
             at = tensor.data_ptr()
-            if any(low <= at < high for low, high in self.ranges):
+            if any(low <= at < high for low, high in (self.resident, *self.passing)):
                 return Gone()
         return tensor.detach(), tensor._version
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ebbtide import _attach, _core
-from ebbtide._offload.gates import Gate
 from ebbtide._offload.model import Model
 from ebbtide._offload.parked import Parked
+from ebbtide._offload.station import Station
 from ebbtide.sizes import parse
 from ebbtide.vbar import Device
 
@@ -41,8 +41,6 @@ def offload(
         raise TypeError("this is the handle of a model that is offloaded already")
     if not isinstance(model, nn.Module):
         raise TypeError(f"offload() takes a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model.__dict__.get("forward"), Gate):
-        raise ValueError("this model, or one that it is part of, is offloaded already")
     if prefetch < 1:
         raise ValueError("at least one unit of weights must be able to come: prefetch >= 1")
     if not torch.cuda.is_available():
@@ -53,9 +51,7 @@ def offload(
     index = torch.cuda.current_device() if target.index is None else target.index
     if index >= torch.cuda.device_count():
         raise ValueError(f"there is no GPU {index}: PyTorch shows {torch.cuda.device_count()}")
-    for part in model.modules():
-        if isinstance(part.__dict__.get("forward"), Gate):
-            raise ValueError(f"a part of this model, a {type(part).__name__}, is offloaded already")
+    _refuse_twice(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type == "meta":
             raise ValueError(f"{name} has no values (it is on the meta device): load them first")
@@ -73,6 +69,15 @@ def offload(
         opened.limit = size
     made = Model(model, index, order=order, prefetch=prefetch, pinned=pinned)
     return Offloaded(made)
+
+
+def _refuse_twice(model: nn.Module) -> None:
+    others = [m for station in list(Station._all.values()) for m in list(station.models)]
+    if any(model in other.weights.names for other in others if other.gates):
+        raise ValueError("this model, or one that it is part of, is offloaded already")
+    for part in model.modules():
+        if any(part in other.weights.names for other in others if other.gates):
+            raise ValueError(f"a part of this model, a {type(part).__name__}, is offloaded already")
 
 
 class Offloaded:

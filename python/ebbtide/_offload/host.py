@@ -7,10 +7,12 @@ already, or a file that is mapped, is left where it is.
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import mmap
+import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -74,40 +76,68 @@ def _up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _mapped(address: int) -> bool:
-    """Whether memory is a file's."""
+def _files() -> list[tuple[int, int]]:
+    """Where in memory files are mapped, in rising order."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
-        return False
+        return []
+    found = []
     for line in lines:
         fields = line.split(maxsplit=5)
-        start, end = (int(x, 16) for x in fields[0].split("-"))
-        if start <= address < end:
-            return len(fields) == 6 and fields[5].startswith("/") and int(fields[4]) != 0
-    return False
+        if len(fields) == 6 and fields[5].startswith("/") and int(fields[4]):
+            start, end = (int(x, 16) for x in fields[0].split("-"))
+            found.append((start, end))
+    return found
 
 
-def borrowed(
-    tensor: torch.Tensor, mover: _core.Mover, index: int
-) -> tuple[torch.Tensor, Callable[[], None] | None] | None:
-    """A flat view of the tensor's own memory, if the GPU can copy from that as it is; and what is
-    to be called when nobody does any more."""
-    if tensor.device.type != "cpu":
-        return None
-    storage = tensor.untyped_storage()
-    address, size = storage.data_ptr(), storage.nbytes()
-    pinned = tensor.is_pinned()
-    if not pinned and (size < mmap.PAGESIZE or not _mapped(address)):
-        return None
-    flat = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
-    if pinned:
-        return flat, None
-    if not mover.borrow(address, size):
-        return None
-    return flat, lambda: _return(mover, index, address, size)
+class Loan:
+    """Memory of somebody else, which the GPU may copy from as long as this is held."""
+
+    def __init__(self, mover: _core.Mover, index: int, address: int, size: int) -> None:
+        weakref.finalize(self, _return, mover, index, address, size).atexit = False
 
 
 def _return(mover: _core.Mover, index: int, address: int, size: int) -> None:
     torch.cuda.synchronize(index)
     mover.give_back(address, size)
+
+
+class Lender:
+    """What of memory that others have is left where it is. Several weights may be of one file."""
+
+    def __init__(self, mover: _core.Mover, index: int) -> None:
+        self.mover = mover
+        self.index = index
+        self.loans: weakref.WeakValueDictionary[int, Loan] = weakref.WeakValueDictionary()
+        self.files: list[tuple[int, int]] | None = None
+
+    def begin(self) -> None:
+        """What was looked up before may not be so any more."""
+        self.files = None
+
+    def _mapped(self, address: int) -> bool:
+        if self.files is None:
+            self.files = _files()
+        at = bisect.bisect(self.files, (address, sys.maxsize)) - 1
+        return at >= 0 and address < self.files[at][1]
+
+    def ask(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Loan | None] | None:
+        """The bytes of a tensor's storage, if the GPU can copy from them where they are; and what
+        is to be held as long as it does."""
+        if tensor.device.type != "cpu":
+            return None
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        flat = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
+        loan = self.loans.get(address)
+        if loan is not None:
+            return flat, loan
+        if tensor.is_pinned():
+            return flat, None
+        if size < mmap.PAGESIZE or not self._mapped(address):
+            return None
+        if not self.mover.borrow(address, size):
+            return None
+        loan = self.loans[address] = Loan(self.mover, self.index, address, size)
+        return flat, loan

@@ -70,7 +70,7 @@ class Model:
         self.atomic: frozenset[str] = frozenset()
         self.pinned: list[str] = []
         self.vbar: VBAR | None = None
-        self.keep = Keep([])
+        self.keep = Keep((0, 0), self.station.ring_range)
         self.handed: list[Piece] = []  # whose bytes have been given out by state_dict()
         self.station.models.add(self)
         self.gates.add(Gate(root, self, "", root=True))
@@ -109,8 +109,7 @@ class Model:
         root, weights = self.root, self.weights
         self.leaving.clear()
         self.drop_loads()
-        weights.names.clear()
-        weights.names.update({module: name for name, module in root.named_modules()})
+        weights.survey(root)
         calls = None if self.learning or not self.calls else self.calls
         choices = units.choose(root, weights.own_bytes, self.atomic, calls)
         choices = [c for c in choices if not weights.is_kept(c, choices)]
@@ -141,7 +140,7 @@ class Model:
             self.vbar = None
             return
         self.vbar = VBAR(self.station.device, size, rise=True)
-        self.keep = Keep([(self.vbar.address, self.vbar.address + size)])
+        self.keep = Keep((self.vbar.address, self.vbar.address + size), self.station.ring_range)
         self.units = layout.make_units(self, choices, bindings, self.vbar, offsets)
 
     def balance(self) -> None:
@@ -446,6 +445,7 @@ class Model:
         """A weight is to go to the CPU. When all of them are, it is a plain model there."""
         with self.lock:
             self.leaving.add(id(parked))
+            self.dirty()  # if others stay, then what was kept on the GPU must come back
             if self.leaving >= {id(b.parked) for b in self.weights.bindings}:
                 self.restore(torch.device("cpu"))
 

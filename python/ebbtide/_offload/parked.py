@@ -24,14 +24,14 @@ aten = torch.ops.aten
 
 
 class Piece:
-    """The bytes of one storage, on the host: what one or more parked tensors look at."""
+    """Bytes on the host: what one or more parked tensors look at."""
 
     __slots__ = (
         "__weakref__",
-        "borrowed",
         "device",
         "handed",
         "host",
+        "loan",
         "model",
         "nbytes",
         "version",
@@ -47,7 +47,7 @@ class Piece:
         self.device = device
         self.model: weakref.ref[Model] | None = None
         self.handed = False  # views of it have been given out
-        self.borrowed = False  # a file's: not to be written
+        self.loan: Any = None  # a file's: not to be written
         self.version = host._version
 
     def view(
@@ -70,9 +70,9 @@ class Piece:
     def before_write(self) -> None:
         """Nothing may be reading it any more when it changes."""
         torch.cuda.synchronize(self.device)
-        if self.borrowed:
+        if self.loan is not None:
             with torch.inference_mode(False):
-                self.host, self.borrowed = self.host.clone(), False
+                self.host, self.loan = self.host.clone(), None
             self.version = self.host._version
             model = self.model and self.model()
             if model is not None:

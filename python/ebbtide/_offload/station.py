@@ -32,6 +32,7 @@ class Station:
         self.device = Device(index)
         self.mover = _core.Mover(self.device)
         self.ring = 0
+        self.ring_range = [(0, 0)]  # its addresses; Keep looks at it
         self.refused = 0  # a size that could not be had in this pass
         self.models: weakref.WeakSet[Model] = weakref.WeakSet()
         self.lock = threading.RLock()  # of its models: one drops what others have on their way
@@ -60,13 +61,13 @@ class Station:
             return False
         self.drop_loads()
         try:
-            if self.mover.set_ring(size):
-                self.ring = size
-                return True
+            done = self.mover.set_ring(size)
         except _core.Busy:
-            pass
-        self.ring = self.mover.stats()["ring"]
-        return False
+            done = False
+        stats = self.mover.stats()
+        self.ring = size if done else stats["ring"]
+        self.ring_range[0] = stats["address"], stats["address"] + stats["ring"]
+        return done
 
     def trim(self) -> None:
         """Nothing passes through the ring if every model fits."""
