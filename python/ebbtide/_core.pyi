@@ -156,8 +156,7 @@ class Mover:
     def _dlpack(self, address: int, size: int, /) -> object: ...
 
 class Gate:
-    @property
-    def root(self) -> bool: ...
+    root: bool
     unit: Any
     slow: bool
     run: bool

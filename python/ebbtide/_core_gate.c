@@ -104,6 +104,17 @@ static int wants_grad(const gate *g)
     return yes;
 }
 
+/* Whether this thread is in a run already, whose last member was not called: nobody has left it. */
+static int in_a_run(const gate *g)
+{
+    PyObject *in = PyObject_GetAttrString(g->local, "run");
+    if (!in)
+        PyErr_Clear(); /* it has never been in one */
+    int yes = in && in != Py_None;
+    Py_XDECREF(in);
+    return yes;
+}
+
 /* Out of the unit; of a run only if this thread is in it. An exception that is there stays. */
 static void out(gate *g, PyObject *its)
 {
@@ -128,6 +139,8 @@ static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!g->module)
         return fail(NULL, EBB_GONE, "");
     int plain = !g->slow && !g->root && g->unit && !wants_grad(g) && !PyErr_Occurred();
+    if (plain && g->enters && g->run && in_a_run(g))
+        plain = 0;
     if (plain && g->enters)
         plain = unit_go_in((unit *)g->unit);
     if (PyErr_Occurred())
@@ -188,7 +201,7 @@ static PyGetSetDef gate_getset[] = {
 
 static PyMemberDef gate_members[] = {
     {"slow", T_BOOL, offsetof(gate, slow), 0, "_call() is asked, every time"},
-    {"root", T_BOOL, offsetof(gate, root), READONLY, "of the model itself"},
+    {"root", T_BOOL, offsetof(gate, root), 0, "of the model itself"},
     {"run", T_BOOL, offsetof(gate, run), 0, "its unit has several members"},
     {"enters", T_BOOL, offsetof(gate, enters), 0, "a call goes into the unit"},
     {"leaves", T_BOOL, offsetof(gate, leaves), 0, "the end of a call leaves the unit"},

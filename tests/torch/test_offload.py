@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 
 import pytest
@@ -302,6 +303,109 @@ def test_another_order_is_learned(room):
             plain.backwards = model.backwards
             assert torch.equal(model(inputs), plain(inputs))
     assert model.forward.model.sequence.changes
+
+
+class Skips(nn.Module):
+    """Of small layers that follow one another, some may be left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(128, 128) for _ in range(48))
+        self.skip = 0
+
+    def forward(self, h):
+        for i, part in enumerate(self.parts):
+            if not self.skip or i % self.skip:
+                h = part(h)
+        return h
+
+
+def test_small_layers_that_are_left_out_do_not_hold_up_the_others(room):
+    """They were gathered, and whoever came first brought them all."""
+    ends = [nn.Linear(WIDTH, 128), nn.Linear(128, WIDTH)]
+    model = nn.Sequential(layers(2), ends[0], Skips(), ends[1], layers(2))
+    plain = copy.deepcopy(model).cuda()
+    inputs = x().cuda()
+    handle = room.offload(model, 8 * MIB)
+    units = []
+    with torch.no_grad():
+        for skip in [0] * 3 + [2] * 4 + [3] * 4 + [0, 2, 3] * 4:
+            model[2].skip = plain[2].skip = skip
+            assert torch.equal(model(inputs), plain(inputs))
+            units.append(handle.stats()["units"])
+    assert units[2] <= units[6] <= units[2] + 3 and units[-3] == units[-1]
+    assert not model.forward.model.touched  # by now it is known who may come first
+    assert handle.stats()["one_by_one"] == 0
+    handle.restore()  # though some did not come that were last
+    assert torch.equal(model.cuda()(inputs), plain(inputs))
+
+
+def test_small_layers_that_are_added_are_gathered_too(room):
+    model = nn.Sequential(layers(2, 128), *(nn.Linear(128, 128) for _ in range(48)))
+    plain = copy.deepcopy(model).cuda()
+    inputs = x(128).cuda()
+    handle = room.offload(model, 8 * MIB)
+    with torch.no_grad():
+        for _ in range(2):
+            for _ in range(3):
+                assert torch.equal(model(inputs), plain(inputs))
+            units = handle.stats()["units"]
+            for added in [nn.Linear(128, 128) for _ in range(48)]:
+                plain.append(copy.deepcopy(added).cuda())
+                model.append(added)
+    assert units < 10
+
+
+def test_a_model_outlives_whoever_wrapped_it(room):
+    class Wraps(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, h):
+            return self.model(h)
+
+    model = layers()
+    plain = copy.deepcopy(model).cuda()
+    inputs = x().cuda()
+    wrapped = Wraps(Wraps(model))
+    handle = room.offload(wrapped, 4 * MIB)
+    with torch.no_grad():
+        for passes in (1, 3):
+            for _ in range(passes):
+                assert torch.equal(wrapped(inputs), plain(inputs))
+            wrapped = wrapped.model
+            for each in (model, plain):
+                each[2] = copy.deepcopy(plain[3])
+            for _ in range(passes):
+                assert torch.equal(wrapped(inputs), plain(inputs))
+    assert wrapped is model
+    assert handle.stats()["one_by_one"] == 0
+    assert handle.restore() is model
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
+def test_parts_of_a_model_outlive_it(room):
+    model = nn.Sequential(layers(3), layers(3))
+    plain = copy.deepcopy(model).cuda()
+    inputs = x().cuda()
+    handle = room.offload(model, 4 * MIB)
+    one, other = model
+    del model
+    with torch.no_grad():
+        for i in range(6):
+            assert torch.equal(other(one(inputs)), plain(inputs))
+            if i == 2:
+                other[1] = copy.deepcopy(one[1])
+                plain[1][1] = plain[0][1]
+    assert handle.stats()["one_by_one"] == 0
+    del one
+    with torch.no_grad():
+        other[0] = copy.deepcopy(other[2])
+        plain[1][0] = plain[1][2]
+        for _ in range(3):
+            assert torch.equal(other(inputs), plain[1](inputs))
+    assert handle.restore() is other
 
 
 def test_one_pass_after_another_without_the_root(room):

@@ -4,6 +4,7 @@ reaches them, and whatever else is done to a model is done to it."""
 from __future__ import annotations
 
 import copy
+import ctypes
 import io
 import pickle
 
@@ -75,12 +76,12 @@ def test_what_a_weight_has_not_raises(free_room):
     pair = Pair(free_room)
     p = pair.model[0][0].weight
     for ask in (
-        lambda: p.data_ptr(),
-        lambda: p.detach().data_ptr(),
-        lambda: p[1].data_ptr(),
+        lambda: int(p.data_ptr()),
+        lambda: hex(p.detach().data_ptr()),
+        lambda: p[1].data_ptr() + 4,
         lambda: p.untyped_storage().data_ptr(),
         lambda: p.storage().data_ptr(),
-        lambda: p.data.data_ptr(),
+        lambda: ctypes.c_void_p(p.data.data_ptr()),
         lambda: p.__cuda_array_interface__,
         lambda: torch.from_dlpack(p.detach()),
         lambda: p.detach().numpy(),
@@ -92,6 +93,18 @@ def test_what_a_weight_has_not_raises(free_room):
         with pytest.raises((RuntimeError, TypeError, NotImplementedError, AttributeError)):
             ask()
     assert pair.same()
+
+
+def test_weights_that_are_tied_are_known_by_their_addresses(free_room):
+    model = layers()
+    model[4][0].weight = model[1][0].weight
+    pair = Pair(free_room, model)
+    for each in pair.both():
+        where = [part[0].weight.data_ptr() for part in each]
+        assert where[4] == where[1] and len(set(where)) == 5 and 0 not in where
+        p = each[1][0].weight
+        assert p.data.data_ptr() == p[0].data_ptr() == p.t().data_ptr() != p[1].data_ptr()
+        assert p[1].data_ptr() == p.view(-1)[WIDTH:].data_ptr()
 
 
 WRITES = {

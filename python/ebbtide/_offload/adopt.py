@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,11 +110,14 @@ class Weights:
         region = self.regions.get(id(tensor))
         return tensor.nbytes > self.small or region is None or region.several
 
-    def survey(self, root: nn.Module) -> None:
-        """Look at a model as it is now: its modules' names, which weights share memory, and what of
-        it is small."""
+    def survey(self, tops: Sequence[tuple[str, nn.Module]]) -> None:
+        """Look at a model, or at what is left of it, as it is now: its modules' names, which
+        weights share memory, and what of it is small."""
         self.names.clear()
-        self.names.update({module: name for name, module in root.named_modules()})
+        met: set[nn.Module] = set()
+        for top_name, top in tops:
+            for name, module in top.named_modules(met, top_name):
+                self.names[module] = name
         self.small = 0
         found = {
             id(tensor): tensor

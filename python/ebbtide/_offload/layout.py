@@ -119,6 +119,7 @@ def _put_gates(model: Model, choice: units.Choice, unit: Unit) -> None:
         if not isinstance(gate, Gate):
             gate = Gate(module, model, choice.names[i])
             model.gates.add(gate)
+        gate.name = choice.names[i]
         gate.unit = unit
         gate.run = last > 0
         gate.enters = model.learning or i == 0

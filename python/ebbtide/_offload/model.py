@@ -44,6 +44,7 @@ class Model:
         pinned: int | None = None,
     ) -> None:
         self._root = weakref.ref(root)
+        self.name = ""  # the root's
         self.index = index
         self.torch_device = torch.device("cuda", index)
         self.station = Station.of(index)
@@ -53,7 +54,7 @@ class Model:
         self.weights = Weights(self.mover, index, pinned)
         self.share = Share(prefetch)
         self._tracking = True
-        self.learning = True
+        self.learning = not order
         self.unclean = False  # something has changed: plan again
         self.depth = 0  # root calls under way
         self.slow = 0  # slow entries in this pass
@@ -67,7 +68,9 @@ class Model:
         # Modules own their gates, and these own this: so nothing here may keep a module.
         self.gates: weakref.WeakSet[Gate] = weakref.WeakSet()
         self.units: list[Unit] = []
-        self.atomic: frozenset[str] = frozenset()
+        self.known: set[str] = set()  # names of modules, when their order was last thought over
+        self.atomic: frozenset[str] = frozenset()  # modules that read what is in them
+        self.starts: frozenset[str] = frozenset()  # modules that are the first of a run
         self.pinned: list[str] = []
         self.vbar: VBAR | None = None
         self.keep = Keep((0, 0), self.station.ring_range)
@@ -97,21 +100,56 @@ class Model:
 
     @property
     def root(self) -> nn.Module:
-        found = self._root()
+        found = self._find_root()
         if found is None:
             raise _core.Gone("the model was deleted")
         return found
+
+    def _tops(self) -> list[tuple[str, nn.Module]]:
+        """The model, or what is left of it, by the names that modules had in it."""
+        root = self._find_root()
+        left = self._left() if root is None else [(self.name, root)]
+        if not left:
+            raise _core.Gone("the model was deleted")
+        return left
+
+    def _left(self) -> list[tuple[str, nn.Module]]:
+        alive = list(self.weights.names.items())
+        inner = {child for module, _ in alive for child in module.children()}
+        return [(name, module) for module, name in alive if module not in inner]
+
+    def _find_root(self) -> nn.Module | None:
+        """Who wraps a model may take it out again, and be deleted: then that is the model, if it is
+        all that is left."""
+        root = self._root()
+        if root is not None:
+            return root
+        left = self._left()
+        if len(left) != 1:
+            return None
+        self.name, root = left[0]
+        self._root = weakref.ref(root)
+        gate = root.__dict__.get("forward")
+        if isinstance(gate, Gate):
+            gate.root = True
+        else:
+            self.gates.add(Gate(root, self, self.name, root=True))
+        return root
 
     # ---- planning --------------------------------------------------------------------------------
 
     def plan(self) -> None:
         """Adopt what there is now, and lay it out anew."""
-        root, weights = self.root, self.weights
+        tops, weights = self._tops(), self.weights
         self.leaving.clear()
         self.drop_loads()
-        weights.survey(root)
+        weights.survey(tops)
+        if (names := set(weights.names.values())) != self.known:
+            # When those that are new are called is not known.
+            self.learning = self.learning or bool(self.known)
+            self.known = names
         calls = None if self.learning or not self.calls else self.calls
-        choices = units.choose(root, weights.own_bytes, self.atomic, calls)
+        choices = units.choose(tops, weights.own_bytes, self.atomic, self.starts, calls)
         choices = [c for c in choices if not weights.is_kept(c, choices)]
         bindings = weights.adopt(choices, self)
         weights.keep_the_rest({module for choice in choices for module in choice.owners})
@@ -197,9 +235,9 @@ class Model:
         self.balance()
         changed = self.tracking and self.sequence.end()
         self.strange = self.strange + 1 if changed else 0
-        if self.touched:
-            self._see_touched()
-        if self.learning and self.called:
+        if self.touched and self._see_touched():
+            pass  # the next pass is planned anew
+        elif self.learning and self.called:
             self.calls = self.called
             self.learning = False
             self.plan()
@@ -217,22 +255,36 @@ class Model:
     def _busy(self) -> bool:
         return any(u.depth or u.bare for u in self.units)
 
-    def _see_touched(self) -> None:
-        """Weights that were read while their units were not entered: whoever reads them is above
-        them."""
-        found = set()
-        by_name = {name: module for module, name in self.weights.names.items()}
-        for b in self.weights.bindings:
-            module = b.module()
-            if id(b.piece) in self.touched and module is not None:
-                name = self.weights.names.get(module, "").rpartition(".")[0]
+    def _see_touched(self) -> bool:
+        """Weights that were read while their units were not entered. If that is a run, which only
+        its first member enters once their order is known, then this pass went another way. Others
+        are read by whoever is above them. Whether it is news."""
+        read: set[str] = set()
+        missed: set[str] = set()
+        names = self.weights.names
+        by_name = {name: module for module, name in names.items()}
+        for unit in self.units:
+            modules = [b.module() for b in unit.bindings if id(b.piece) in self.touched]
+            found = [names[module] for module in modules if module in names]
+            if unit.run and not self.learning:
+                within = [n for n in unit.names if any(f"{f}.".startswith(f"{n}.") for f in found)]
+                # If it happens again, none of them waits for another.
+                missed.update(within if unit.names[0] in self.starts else within[:1])
+                continue
+            for name in found:
+                name = name.rpartition(".")[0]
                 while name and isinstance(by_name.get(name), units.NEVER_CALLED):
                     name = name.rpartition(".")[0]
-                found.add(name)
-        new = frozenset(name for name in found if name and name not in self.atomic)
-        if new:
-            self.atomic |= new
-            self.learning = self.unclean = True
+                read.add(name)
+        if missed:
+            self.starts |= missed
+        elif read <= self.atomic | {""}:
+            return False
+        else:
+            self.atomic |= read - {""}
+            self.learning = True
+        self.unclean = True
+        return True
 
     def touch(self, piece: Piece) -> None:
         """An operator has read a weight that is parked."""

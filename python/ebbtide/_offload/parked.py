@@ -100,6 +100,28 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return first, first + reach + 1
 
 
+class Address:
+    """Where a parked tensor begins: the same for those that begin together, which is how libraries
+    find weights that are tied. It is no number."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, tensor: Parked) -> None:
+        self._at = (tensor._piece, tensor.storage_offset() * tensor.dtype.itemsize)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Address) and self._at == other._at
+
+    def __hash__(self) -> int:
+        return hash(self._at)
+
+    def __index__(self) -> int:
+        raise RuntimeError(
+            "this weight is offloaded and has no address of its own between uses: use it through "
+            "its module, or take a copy (.clone())"
+        )
+
+
 class Parked(torch.Tensor):
     """A weight at rest. Made by park()."""
 
@@ -133,11 +155,8 @@ class Parked(torch.Tensor):
         if model is not None:
             model.dirty()
 
-    def data_ptr(self) -> int:
-        raise RuntimeError(
-            "this weight is offloaded and has no address of its own between uses: use it through "
-            "its module, or take a copy (.clone())"
-        )
+    def data_ptr(self) -> Any:
+        return Address(self)
 
     def untyped_storage(self) -> Any:
         raise RuntimeError(

@@ -112,6 +112,7 @@ class Unit(_core.Unit):
         self.base, self.version = base, base._version
         self.model: weakref.ref[Model] | None = None
         self.name = choice.name
+        self.names = choice.names  # of its members
         self.span = choice.span
         self.run = len(choice.members) > 1
         self.bytes = sum(g.bytes for g in self.groups)

@@ -9,7 +9,7 @@ modules that are not looked into.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,28 +52,39 @@ class Choice:
 
 
 def choose(
-    model: nn.Module,
+    tops: Sequence[tuple[str, nn.Module]],
     size_of: Callable[[nn.Module], int],
     atomic: frozenset[str] = frozenset(),
+    starts: frozenset[str] = frozenset(),
     calls: list[str] | None = None,
 ) -> list[Choice]:
-    """The units of a model, in the order in which they run. `size_of` says how many bytes of
-    weights a module has by itself; `calls`, once that is known, in which order modules were
-    called."""
+    """The units of a model, or of what is left of one, in the order in which they run. `size_of`
+    says how many bytes of weights a module has by itself; `starts` names those that are the
+    first of a run; `calls`, once that is known, in which order modules were called."""
     sizes: dict[nn.Module, int] = {}
-    total = _measure(model, size_of, sizes, set())
+    measured: set[nn.Module] = set()
+    total = sum(_measure(top, size_of, sizes, measured) for _, top in tops)
     cap = max(total // PARTS, MIB)
     target = max(total // RUN_PARTS, MIB)
-    choices = list(_walk(model, "", cap, sizes, size_of, atomic, set()))
+    seen: set[nn.Module] = set()
+    choices = [c for name, top in tops for c in _walk(top, name, cap, sizes, size_of, atomic, seen)]
     if calls is None:
-        return _gather(choices, target)
+        return _gather(choices, target, starts)
     first = {name: at for at, name in reversed(list(enumerate(calls)))}
-    called = [c for c in choices if c.span or c.names[0] in first]
-    called.sort(key=lambda c: first.get(c.names[0], -1))
+
+    def when(choice: Choice) -> int | None:
+        """Its own place, or that of what it is in: whoever tells the order may name that."""
+        name = choice.names[0]
+        while name not in first and name:
+            name = name.rpartition(".")[0]
+        return first.get(name)
+
+    called = [c for c in choices if c.span or when(c) is not None]
+    called.sort(key=lambda c: -1 if (at := when(c)) is None else at)
     # What was called again in between is no part of a run.
     again = {name for name in first if calls.count(name) > 1}
-    never = [c for c in choices if not c.span and c.names[0] not in first]
-    return _gather(called, target, again) + never
+    never = [c for c in choices if not c.span and when(c) is None]
+    return _gather(called, target, starts, again) + never
 
 
 def _measure(
@@ -127,7 +138,10 @@ def _walk(
 
 
 def _gather(
-    choices: list[Choice], target: int, alone: frozenset[str] | set[str] = frozenset()
+    choices: list[Choice],
+    target: int,
+    starts: frozenset[str],
+    alone: frozenset[str] | set[str] = frozenset(),
 ) -> list[Choice]:
     """Those that follow one another become one, until it is of a good size."""
     done: list[Choice] = []
@@ -137,7 +151,7 @@ def _gather(
             run = None
             done.append(choice)
             continue
-        if run is None:
+        if run is None or choice.names[0] in starts:
             run = Choice([], [], 0)
             done.append(run)
         run.members += choice.members
