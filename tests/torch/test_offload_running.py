@@ -640,7 +640,30 @@ def test_an_order_that_is_told(room):
     model = layers()
     with pytest.raises(ValueError, match="nowhere"):
         room.offload(model, order=["0", "nowhere"])
-    room.same(model, x(), order=[f"{i}" for i in range(8)])
+    handle = room.same(model, x(), order=[f"{i}" for i in range(8)])
+    assert list(handle.residency()) == [f"{i}" for i in range(8)]
+
+
+class Backwards(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = layers()
+
+    def forward(self, x):
+        for part in reversed(self.parts):
+            x = part(x)
+        return x
+
+
+def test_an_order_that_is_told_is_known_before_the_first_pass(free_room):
+    model = Backwards()
+    handle = free_room.offload(model, order=[f"parts.{i}" for i in reversed(range(8))])
+    assert list(handle.residency()) == [f"parts.{i}" for i in reversed(range(8))]
+    free_room.of = lambda model: 64 * MIB
+    other = Backwards()
+    assert next(iter(free_room.offload(other).residency())) == "parts.0"
+    with torch.no_grad():
+        model(x())
 
 
 def test_little_pinned_memory(room):

@@ -75,7 +75,7 @@ def choose(
     def when(choice: Choice) -> int | None:
         """Its own place, or that of what it is in: whoever tells the order may name that."""
         name = choice.names[0]
-        while name not in first and name:
+        while name not in first and "." in name:
             name = name.rpartition(".")[0]
         return first.get(name)
 
