@@ -173,11 +173,18 @@ static int add_types(PyObject *module, state *s)
     const struct {
         const char *name;
         PyType_Spec *spec;
-    } types[TYPES] = {[DEVICE] = {"Device", &device_spec}, [VBAR] = {"VBAR", &vbar_spec},
-                      [WEIGHT] = {"Weight", &weight_spec}, [UNIT] = {"Unit", &unit_spec},
-                      [MOVER] = {"Mover", &mover_spec},    [GATE] = {"Gate", &gate_spec}};
+        PyTypeObject *base;
+    } types[TYPES] = {[DEVICE] = {"Device", &device_spec},
+                      [VBAR] = {"VBAR", &vbar_spec},
+                      [WEIGHT] = {"Weight", &weight_spec},
+                      [UNIT] = {"Unit", &unit_spec},
+                      [MOVER] = {"Mover", &mover_spec},
+                      [GATE] = {"Gate", &gate_spec},
+                      [PLACES] = {"Places", &places_spec, &PyDict_Type}};
+    if (places_measure() < 0)
+        return -1;
     for (size_t i = 0; i < TYPES; i++) {
-        PyObject *type = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
+        PyObject *type = PyType_FromModuleAndSpec(module, types[i].spec, (PyObject *)types[i].base);
         s->types[i] = (PyTypeObject *)type;
         if (!type || PyModule_AddObjectRef(module, types[i].name, type) < 0)
             return -1;

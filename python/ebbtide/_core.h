@@ -13,7 +13,7 @@
 /* ---- _core.c: the module and its errors --------------------------------------------------------- */
 
 enum { KINDS = 14 }; /* of errors that have a type of their own */
-enum { DEVICE, VBAR, WEIGHT, UNIT, MOVER, GATE, TYPES };
+enum { DEVICE, VBAR, WEIGHT, UNIT, MOVER, GATE, PLACES, TYPES };
 
 typedef struct state {
     PyObject *error;
@@ -105,7 +105,7 @@ void weight_exit(weight *w, ebb_stream stream);
 /* Bytes at an address of a device, as a DLPack capsule that keeps `owner`. */
 PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64_t bytes);
 
-/* ---- _core_unit.c, _core_mover.c, _core_gate.c -------------------------------------------------- */
+/* ---- _core_unit.c, _core_places.c, _core_mover.c, _core_gate.c ---------------------------------- */
 
 typedef struct piece {
     uint64_t offset, bytes, signature;
@@ -123,6 +123,20 @@ piece *unit_pieces(unit *u, size_t *count, ebb_vbar *handle);
 int unit_go_in(unit *u);
 int unit_go_out(unit *u);
 
-extern PyType_Spec unit_spec, mover_spec, gate_spec;
+/* What stands for a parked tensor, one of `count` swaps from `first` on, now: the real one if the unit
+   is entered, else itself. Borrowed. */
+PyObject *unit_real(const unit *u, size_t first, size_t count, PyObject *parked);
+
+/* Its places or weights are not what they were: it is not entered any more. */
+void unit_stale(unit *u);
+
+/* A unit's swaps are in a dict of a module; and are not any more. */
+void places_bind(PyObject *self, unit *u, size_t first, size_t count);
+void places_release(PyObject *self, const unit *u);
+
+/* To be called before the type is made of its spec. 0, or -1 with an exception. */
+int places_measure(void);
+
+extern PyType_Spec unit_spec, places_spec, mover_spec, gate_spec;
 
 #endif

@@ -1,14 +1,16 @@
 /*
  * Unit, what _offload/ goes in and out of: a few modules' weights, which are needed together.
  *
- * Between uses the modules hold parked tensors, which have no memory. enter() pins the weights and
- * puts tensors over their memory in the place of the parked ones; leave() undoes both. A unit whose
- * weights are all where they were filled is entered without letting go of Python's lock, in about a
- * microsecond: that is what a model pays that fits.
+ * Between uses the modules hold parked tensors, which have no memory. enter() pins the weights, and
+ * from then on tensors over their memory are found in the place of the parked ones; leave() undoes both.
+ * A unit whose weights are all where they were filled is entered without letting go of Python's lock, in
+ * less than a microsecond: that is what a model pays that fits.
  *
  *   pieces  the weights, a range of the VBAR each, in the order of their addresses
  *   runs    the same as few ranges as possible: what is pinned when all of them are resident
- *   swaps   places in modules (a dict and a name, or a list and an index), and what is put there
+ *   swaps   places in modules, and what is found there while the unit is entered. Modules' own dicts
+ *           are Places, which look that up. In others, and in lists, tensors are exchanged; and
+ *           everywhere for torch.compile(), which reads dicts behind their backs.
  */
 #include "_core.h"
 
@@ -23,9 +25,10 @@ typedef struct run {
 
 typedef struct swap {
     PyObject *place, *key, *parked, *real;
-    PyObject *installed; /* while it is entered */
+    PyObject *installed; /* while it is exchanged */
     Py_ssize_t index;    /* of a list; -1: a dict */
     uint32_t piece;
+    bool looked_up; /* in Places */
 } swap;
 
 struct unit {
@@ -34,9 +37,14 @@ struct unit {
     run *runs;
     swap *swaps;
     size_t piece_count, run_count, swap_count;
-    unsigned depth; /* times entered and not left */
-    bool whole;     /* entered with all of it resident: its runs are pinned */
-    int stale;      /* its places or weights are not what they were: it is not entered any more */
+    size_t exchanged; /* of the swaps, those that are not in Places */
+    bool exchanges;   /* entered with all of them exchanged */
+    bool open;        /* real tensors are to be found */
+    PyObject *reals;  /* what is found while it is entered, None for its own; NULL: its own, all */
+    PyObject *compiling; /* called: whether somebody compiles, not None */
+    unsigned depth;      /* times entered and not left */
+    bool whole;          /* entered with all of it resident: its runs are pinned */
+    int stale; /* its places or weights are not what they were: it is not entered any more */
     /* The tensor that the VBAR's own are views of, or NULL: its version tells who writes. */
     PyObject *base;
     long version;
@@ -76,7 +84,18 @@ static int take_pieces(unit *u, PyObject *list)
     return 0;
 }
 
-static int take_swaps(unit *u, PyObject *list)
+/* Tell a module's dict which of the swaps are in it: those that follow one another. */
+static void bind(unit *u)
+{
+    for (size_t i = 0, first = 0; i < u->swap_count; i++) {
+        if (u->swaps[i].place != u->swaps[first].place)
+            first = i;
+        if (u->swaps[i].looked_up)
+            places_bind(u->swaps[i].place, u, first, i - first + 1);
+    }
+}
+
+static int take_swaps(unit *u, PyObject *list, const state *s_)
 {
     Py_ssize_t count = PyList_Size(list);
     if (count < 0)
@@ -93,14 +112,17 @@ static int take_swaps(unit *u, PyObject *list)
             !PyArg_ParseTuple(item, "OOOOI", &place, &key, &parked, &real, &which))
             return -1;
         bool sequence = PyList_Check(place);
+        bool looked_up = PyObject_TypeCheck(place, s_->types[PLACES]);
         if ((!sequence && !PyDict_Check(place)) || which >= u->piece_count) {
             PyErr_SetString(PyExc_TypeError, "a swap is in a dict or a list, and of a piece");
             return -1;
         }
         swap *s = &u->swaps[u->swap_count];
-        *s = (swap){.index = sequence ? PyLong_AsSsize_t(key) : -1, .piece = which};
+        *s = (swap){
+            .index = sequence ? PyLong_AsSsize_t(key) : -1, .piece = which, .looked_up = looked_up};
         if (PyErr_Occurred())
             return -1;
+        u->exchanged += !looked_up;
         Py_INCREF(s->place = place);
         Py_INCREF(s->key = key);
         Py_INCREF(s->parked = parked);
@@ -112,12 +134,12 @@ static int take_swaps(unit *u, PyObject *list)
 
 static int unit_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"vbar", "pieces", "swaps", NULL};
+    static char *names[] = {"vbar", "pieces", "swaps", "compiling", NULL};
     unit *u = (unit *)self;
-    PyObject *v, *pieces, *swaps;
+    PyObject *v, *pieces, *swaps, *compiling;
     const state *s = state_of(self);
-    if (!s || !PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!O!", names, &v, &PyList_Type,
-                                           &pieces, &PyList_Type, &swaps))
+    if (!s || !PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!O!O", names, &v, &PyList_Type,
+                                           &pieces, &PyList_Type, &swaps, &compiling))
         return -1;
     if (u->vbar || !PyObject_TypeCheck(v, s->types[VBAR])) {
         PyErr_SetString(PyExc_TypeError, "a unit is made once, of a VBAR");
@@ -128,7 +150,11 @@ static int unit_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         return -1;
     Py_INCREF(v);
     u->vbar = (vbar *)v;
-    return take_pieces(u, pieces) < 0 || take_swaps(u, swaps) < 0 ? -1 : 0;
+    Py_INCREF(u->compiling = compiling);
+    if (take_pieces(u, pieces) < 0 || take_swaps(u, swaps, s) < 0)
+        return -1;
+    bind(u);
+    return 0;
 }
 
 static int unit_traverse(PyObject *self, visitproc visit, void *arg)
@@ -136,6 +162,8 @@ static int unit_traverse(PyObject *self, visitproc visit, void *arg)
     unit *u = (unit *)self;
     Py_VISIT(u->vbar);
     Py_VISIT(u->base);
+    Py_VISIT(u->reals);
+    Py_VISIT(u->compiling);
     for (size_t i = 0; i < u->swap_count; i++) {
         Py_VISIT(u->swaps[i].place);
         Py_VISIT(u->swaps[i].parked);
@@ -152,6 +180,8 @@ static int unit_clear(PyObject *self)
     size_t count = u->swap_count;
     u->swap_count = 0;
     for (size_t i = 0; i < count; i++) {
+        if (u->swaps[i].looked_up)
+            places_release(u->swaps[i].place, u);
         Py_CLEAR(u->swaps[i].place);
         Py_CLEAR(u->swaps[i].key);
         Py_CLEAR(u->swaps[i].parked);
@@ -160,6 +190,8 @@ static int unit_clear(PyObject *self)
     }
     Py_CLEAR(u->vbar);
     Py_CLEAR(u->base);
+    Py_CLEAR(u->reals);
+    Py_CLEAR(u->compiling);
     Py_CLEAR(u->name);
     return 0;
 }
@@ -195,9 +227,33 @@ static int put(const swap *s, PyObject *what)
     return PyList_SetItem(s->place, s->index, what);
 }
 
+PyObject *unit_real(const unit *u, size_t first, size_t count, PyObject *parked)
+{
+    if (!u->open)
+        return parked;
+    for (size_t i = first; i < first + count && i < u->swap_count; i++) {
+        const swap *s = &u->swaps[i];
+        if (s->parked != parked)
+            continue;
+        PyObject *real = u->reals ? PyList_GetItem(u->reals, (Py_ssize_t)i) : Py_None;
+        return real == Py_None ? s->real : real;
+    }
+    return parked;
+}
+
+void unit_stale(unit *u)
+{
+    u->stale = 1;
+}
+
 /* Take out what was put in, where it is still there. */
 static void park(unit *u)
 {
+    u->open = false;
+    Py_CLEAR(u->reals);
+    if (!u->exchanged && !u->exchanges)
+        return;
+    u->exchanges = false;
     for (size_t i = 0; i < u->swap_count; i++) {
         swap *s = &u->swaps[i];
         if (!s->installed)
@@ -211,11 +267,26 @@ static void park(unit *u)
     PyErr_Clear();
 }
 
+/* Whether somebody compiles: torch.compile() looks into dicts by itself. */
+static bool compiles(const unit *u)
+{
+    PyObject *answer = PyObject_CallNoArgs(u->compiling);
+    bool yes = answer && answer != Py_None;
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    return yes;
+}
+
 /* `reals`: what goes where, None for the VBAR's own; or NULL. false: a place is not as it was. */
 static bool install(unit *u, PyObject *reals)
 {
-    for (size_t i = 0; i < u->swap_count; i++) {
+    Py_XINCREF(reals);
+    u->reals = reals; /* there were none: nobody was in */
+    u->exchanges = compiles(u);
+    for (size_t i = 0; (u->exchanged || u->exchanges) && i < u->swap_count; i++) {
         swap *s = &u->swaps[i];
+        if (s->looked_up && !u->exchanges)
+            continue;
         PyObject *real = reals ? PyList_GetItem(reals, (Py_ssize_t)i) : Py_None;
         real = real == Py_None ? s->real : real;
         if (!real || there(s) != s->parked || put(s, real) < 0) {
@@ -227,6 +298,7 @@ static bool install(unit *u, PyObject *reals)
         Py_INCREF(real);
         s->installed = real;
     }
+    u->open = true;
     return true;
 }
 

@@ -10,6 +10,7 @@ import copy
 import gc
 import os
 import sys
+import time
 
 import pytest
 
@@ -148,17 +149,21 @@ def free_room():
     torch.set_num_threads(1)  # small models: to divide their work takes longer
     yield Room("all")
     torch.set_num_threads(threads)
-    gc.collect()
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    if not ebbtide.is_attached():
-        return
     left = {}
-    with ebbtide.Device(0) as device:
-        device.check()
-        stats = device.stats()
-        left = {name: stats[name] for name in ("vbars", "pinned") if stats[name]}
+    for _ in range(20):
+        gc.collect()
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        if not ebbtide.is_attached():
+            return
+        with ebbtide.Device(0) as device:
+            device.check()
+            stats = device.stats()
+            left = {name: stats[name] for name in ("vbars", "pinned") if stats[name]}
+        if not left:
+            break
+        time.sleep(0.05)  # a thread of PyTorch's lets go of a backward that failed a moment later
     rest = ebbtide.detach()
     with contextlib.suppress(ebbtide.Gone):
         device.close()

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ebbtide import _core
-from ebbtide._offload import host, units
+from ebbtide._offload import host, places, units
 from ebbtide._offload.parked import Parked, Piece, host_of, park
 from ebbtide._offload.unit import Binding
 
@@ -96,7 +96,7 @@ class Weights:
     def _places(self, module: nn.Module) -> Iterator[tuple[Any, Any, torch.Tensor, bool]]:
         """Where a module holds tensors: parameters, buffers, and lists of the same ones."""
         for place, buffer in ((module._parameters, False), (module._buffers, True)):
-            for key, tensor in place.items():
+            for key, tensor in list(place.items()):
                 if tensor is not None:
                     yield place, key, tensor, buffer
 
@@ -165,6 +165,8 @@ class Weights:
             for module in choice.owners:
                 name = self.names[module]
                 bindings = found[module] = []
+                for name_ in places.NAMES:
+                    places.take(module, name_)
                 for place, key, tensor, buffer in list(self._places(module)):
                     full = f"{name}.{key}" if name else key
                     if not self._pageable(tensor, buffer):
@@ -345,6 +347,8 @@ class Weights:
             except RuntimeError:
                 b.place[b.key] = plain
         self.bindings = []
+        for module in list(self.names):
+            places.give_back(module)
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

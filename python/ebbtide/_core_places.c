@@ -1,0 +1,117 @@
+/*
+ * Places, the dict in which an offloaded module has its parameters, or its buffers.
+ *
+ * It holds parked tensors, which have no memory. As long as the unit that they belong to is entered,
+ * whoever looks one up gets the real tensor that stands for it. So to go into a unit nothing of its
+ * modules is touched: to exchange a tensor in each of a thousand dicts, none of which is in the
+ * processor's caches, costs more than everything else together.
+ *
+ * What reads a dict behind its back (PyDict_GetItem(), dict(places)) gets parked tensors, which are
+ * slow there and right. Whoever puts something in makes the unit stale.
+ */
+#include "_core.h"
+
+typedef struct shelf {
+    unit *unit; /* not owned: a unit takes itself out when it goes. NULL: a dict like any other */
+    size_t first, count; /* the unit's swaps that are in this dict */
+} shelf;
+
+/* Behind what a dict has of its own, which the stable ABI does not tell: the same in every interpreter
+   of a process. */
+static size_t offset;
+
+static shelf *shelf_of(PyObject *self)
+{
+    return (shelf *)((char *)self + offset);
+}
+
+void places_bind(PyObject *self, unit *u, size_t first, size_t count)
+{
+    *shelf_of(self) = (shelf){.unit = u, .first = first, .count = count};
+}
+
+void places_release(PyObject *self, const unit *u)
+{
+    if (shelf_of(self)->unit == u)
+        *shelf_of(self) = (shelf){.unit = NULL};
+}
+
+/* Borrowed, like what is given. */
+static PyObject *real_of(PyObject *self, PyObject *value)
+{
+    const shelf *s = shelf_of(self);
+    return s->unit ? unit_real(s->unit, s->first, s->count, value) : value;
+}
+
+static PyObject *places_subscript(PyObject *self, PyObject *key)
+{
+    PyObject *value = PyDict_GetItemWithError(self, key);
+    if (!value) {
+        if (!PyErr_Occurred())
+            PyErr_SetObject(PyExc_KeyError, key);
+        return NULL;
+    }
+    value = real_of(self, value);
+    Py_INCREF(value);
+    return value;
+}
+
+/* Somebody is about to change it. */
+static PyObject *places_changed(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    if (shelf_of(self)->unit)
+        unit_stale(shelf_of(self)->unit);
+    Py_RETURN_NONE;
+}
+
+static int places_put(PyObject *self, PyObject *key, PyObject *value)
+{
+    if (shelf_of(self)->unit)
+        unit_stale(shelf_of(self)->unit);
+    return value ? PyDict_SetItem(self, key, value) : PyDict_DelItem(self, key);
+}
+
+/* What a look-up would give, all of it, as a plain dict. */
+static PyObject *places_now(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *now = PyDict_Copy(self), *key, *value;
+    Py_ssize_t at = 0;
+    while (now && PyDict_Next(self, &at, &key, &value)) {
+        PyObject *real = real_of(self, value);
+        if (real != value && PyDict_SetItem(now, key, real) < 0)
+            Py_CLEAR(now);
+    }
+    return now;
+}
+
+static PyMethodDef methods[] = {
+    {"_changed", places_changed, METH_NOARGS, "Somebody is about to change it."},
+    {"_now", places_now, METH_NOARGS, "As a plain dict, with real tensors where there are any."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)"An offloaded module's parameters, or buffers."},
+    {Py_tp_methods, methods},
+    {Py_mp_subscript, (void *)places_subscript},
+    {Py_mp_ass_subscript, (void *)places_put},
+    {0, NULL},
+};
+
+PyType_Spec places_spec = {"ebbtide._core.Places", 0, 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                           slots};
+
+int places_measure(void)
+{
+    PyObject *size = PyObject_GetAttrString((PyObject *)&PyDict_Type, "__basicsize__");
+    long bytes = size ? PyLong_AsLong(size) : -1;
+    Py_XDECREF(size);
+    if (bytes < 0)
+        return -1;
+    size_t most = _Alignof(shelf);
+    offset = ((size_t)bytes + most - 1) / most * most;
+    places_spec.basicsize = (int)(offset + sizeof(shelf));
+    return 0;
+}

@@ -1,0 +1,75 @@
+"""The dicts in which an offloaded module has its parameters and its buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ebbtide import _core
+
+NAMES = ("_parameters", "_buffers")
+
+
+class Places(_core.Places):
+    """A dict of parked tensors, in which real ones are found while their unit is entered."""
+
+    __slots__ = ()
+
+    # ---- reading, where dict would not ask __getitem__ ----
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401
+
+    def values(self) -> Any:
+        return self._now().values()
+
+    def items(self) -> Any:
+        return self._now().items()
+
+    def copy(self) -> dict[Any, Any]:
+        return self._now()
+
+    def __reduce__(self) -> Any:
+        """A copy, or what was pickled, is a plain dict."""
+        return dict, (self._now(),)
+
+    # ---- writing, likewise ----
+
+    def pop(self, *args: Any) -> Any:
+        self._changed()
+        return super().pop(*args)
+
+    def popitem(self) -> Any:
+        self._changed()
+        return super().popitem()
+
+    def clear(self) -> None:
+        self._changed()
+        super().clear()
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        self._changed()
+        super().update(*args, **kwargs)
+
+    def setdefault(self, *args: Any) -> Any:
+        self._changed()
+        return super().setdefault(*args)
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+
+def take(module: nn.Module, name: str) -> Places:
+    """A module's dict of this name, which is one of these from now on."""
+    found = module.__dict__[name]
+    if not isinstance(found, Places):
+        found = module.__dict__[name] = Places(found)
+    return found
+
+
+def give_back(module: nn.Module) -> None:
+    for name in NAMES:
+        if isinstance(module.__dict__.get(name), Places):
+            module.__dict__[name] = dict(module.__dict__[name])
