@@ -347,8 +347,8 @@ int main(int argc, char **argv)
     MUST(real.cuCtxSetCurrent(inside->context));
     MUST(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     MUST(real.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
-    MUST(ebb_device_keep_stream(device, stream));
-    MUST(ebb_device_keep_stream(device, other));
+    MUST(ebb_device_keep_stream(device, stream, 0));
+    MUST(ebb_device_keep_stream(device, other, 0));
 
     measure_hit();
     double miss = measure_miss(), choice, among_many;
