@@ -4,7 +4,8 @@
  *
  *   vbar [--json]
  *
- * A hit is fault + compare + unpin of a resident weight, on a real stream, the one that used it last.
+ * A hit is fault + compare + unpin of a resident weight, on a real stream, the one that used it last:
+ * `hit` on one that was promised to last, `hit_never_captures` on one promised never to capture, too.
  */
 #include "bench.h"
 #include "internal.h"
@@ -17,7 +18,7 @@ enum { WEIGHTS = 1000, ROUNDS = 10000, PAGES = 64, REPEATS = 24 };
 static bench b;
 static ebb_device device;
 static ebb__device *inside;
-static CUstream stream, other;
+static CUstream stream, other, promised;
 
 static void must(int status, const char *call)
 {
@@ -93,45 +94,48 @@ static void touch(ebb_vbar vbar, uint64_t offset, uint64_t bytes, CUstream on)
     MUST(ebb_vbar_unpin(vbar, offset, bytes, on));
 }
 
-/* Weights of 1 MiB, resident, used once on the stream. */
-static ebb_vbar weights(uint64_t *signatures)
+/* Weights of 1 MiB, resident, used once on a stream. */
+static ebb_vbar weights(uint64_t *signatures, CUstream on)
 {
     ebb_vbar vbar = make(WEIGHTS * MIB);
     for (uint64_t i = 0; i < WEIGHTS; i++) {
         uint64_t offset;
         MUST(ebb_vbar_alloc(vbar, MIB, &offset));
-        MUST(ebb_vbar_fault(vbar, offset, MIB, stream, &signatures[i]));
-        MUST(ebb_vbar_unpin(vbar, offset, MIB, stream));
+        MUST(ebb_vbar_fault(vbar, offset, MIB, on, &signatures[i]));
+        MUST(ebb_vbar_unpin(vbar, offset, MIB, on));
     }
     return vbar;
 }
 
-/* What no hit can do without: the driver's answer whether the stream captures, and two swaps. */
-static double floor_of_a_hit(void)
+/* What no hit can do without: two swaps, and the driver's answer whether the stream captures, unless
+   it never does. */
+static double floor_of_a_hit(CUstream on)
 {
     static _Atomic uint64_t word;
     enum { TIMES = 200 };
+    const bool asks = on != promised;
     double start = bench_now();
     for (unsigned i = 0; i < TIMES; i++) {
         CUstreamCaptureStatus status;
         uint64_t was = atomic_load_explicit(&word, memory_order_relaxed);
         MUST(!atomic_compare_exchange_strong(&word, &was, was + 1));
-        MUST(real.cuStreamIsCapturing(stream, &status));
+        if (asks)
+            MUST(real.cuStreamIsCapturing(on, &status));
         was = atomic_load_explicit(&word, memory_order_relaxed);
         MUST(!atomic_compare_exchange_strong(&word, &was, was - 1));
     }
     return (bench_now() - start) * 1e9 / TIMES;
 }
 
-static double one_round_of_hits(ebb_vbar vbar, const uint64_t *signatures)
+static double one_round_of_hits(ebb_vbar vbar, const uint64_t *signatures, CUstream on)
 {
     unsigned long changed = 0;
     double start = bench_now();
     for (uint64_t i = 0; i < WEIGHTS; i++) {
         uint64_t found;
-        MUST(ebb_vbar_fault(vbar, i * MIB, MIB, stream, &found));
+        MUST(ebb_vbar_fault(vbar, i * MIB, MIB, on, &found));
         changed += found != signatures[i];
-        MUST(ebb_vbar_unpin(vbar, i * MIB, MIB, stream));
+        MUST(ebb_vbar_unpin(vbar, i * MIB, MIB, on));
     }
     double took = (bench_now() - start) * 1e9 / WEIGHTS;
     MUST(changed > 0);
@@ -144,17 +148,17 @@ static double one_round_of_hits(ebb_vbar vbar, const uint64_t *signatures)
  * more and for seconds. So there is a second figure, of those rounds in which the floor took about
  * what it takes at best, and it is that one which is given back, to be compared.
  */
-static double hits(ebb_vbar vbar, const uint64_t *signatures, const char *metric)
+static double hits(ebb_vbar vbar, const uint64_t *signatures, const char *metric, CUstream on)
 {
     static double took[ROUNDS], floors[ROUNDS], sorted[ROUNDS], quiet[ROUNDS];
     for (unsigned round = 0; round < ROUNDS; round++) {
-        double before = floor_of_a_hit();
-        took[round] = one_round_of_hits(vbar, signatures);
-        double after = floor_of_a_hit();
+        double before = floor_of_a_hit(on);
+        took[round] = one_round_of_hits(vbar, signatures, on);
+        double after = floor_of_a_hit(on);
         floors[round] = sorted[round] = before > after ? before : after;
     }
     char name[128];
-    snprintf(name, sizeof name, "%s_floor", metric);
+    snprintf(name, sizeof name, on == promised ? "%s_floor_two_swaps" : "%s_floor", metric);
     bench_spread(&b, name, sorted, ROUNDS, "ns");
     double best = sorted[ROUNDS / 50];
     size_t count = 0;
@@ -171,23 +175,36 @@ static double hits(ebb_vbar vbar, const uint64_t *signatures, const char *metric
 
 /* ---- measurements ------------------------------------------------------------------------------------ */
 
+static void print_per_unpin(const char *metric, const char *what, unsigned long times,
+                            const char *unit)
+{
+    char name[128];
+    snprintf(name, sizeof name, "%s_%s_per_unpin", metric, what);
+    bench_print(&b, name, (double)times / (10 * WEIGHTS), unit);
+}
+
+/* Hits on a stream: how long, and which driver calls they took. */
+static double hits_and_calls(ebb_vbar vbar, const uint64_t *signatures, const char *metric,
+                             CUstream on)
+{
+    /* A processor that has been idle is slow for a while. */
+    for (double start = bench_now(); bench_now() - start < 2;)
+        touch(vbar, 0, MIB, on);
+    double median = hits(vbar, signatures, metric, on);
+    count_calls(true);
+    for (uint64_t i = 0; i < UINT64_C(10) * WEIGHTS; i++)
+        touch(vbar, i % WEIGHTS * MIB, MIB, on);
+    print_per_unpin(metric, "events_recorded", calls.cuEventRecord, "events");
+    print_per_unpin(metric, "capture_questions", calls.cuStreamIsCapturing, "calls");
+    count_calls(false);
+    return median;
+}
+
 static void measure_hit(void)
 {
     static uint64_t signatures[WEIGHTS];
-    ebb_vbar vbar = weights(signatures);
-    /* A processor that has been idle is slow for a while. */
-    for (double start = bench_now(); bench_now() - start < 2;)
-        touch(vbar, 0, MIB, stream);
-    double alone = hits(vbar, signatures, "hit");
-
-    count_calls(true);
-    for (uint64_t i = 0; i < UINT64_C(10) * WEIGHTS; i++)
-        touch(vbar, i % WEIGHTS * MIB, MIB, stream);
-    bench_print(&b, "hit_events_recorded_per_unpin", (double)calls.cuEventRecord / (10 * WEIGHTS),
-                "events");
-    bench_print(&b, "hit_capture_questions_per_unpin",
-                (double)calls.cuStreamIsCapturing / (10 * WEIGHTS), "calls");
-    count_calls(false);
+    ebb_vbar vbar = weights(signatures, stream);
+    double alone = hits_and_calls(vbar, signatures, "hit", stream);
 
     static double took[ROUNDS];
     for (unsigned round = 0; round < ROUNDS; round++) {
@@ -205,12 +222,20 @@ static void measure_hit(void)
     static ebb_vbar others[OTHERS];
     for (unsigned i = 0; i < OTHERS; i++)
         others[i] = make(100 * PAGE);
-    double crowded = hits(vbar, signatures, "hit_beside_1000000_pages");
+    double crowded = hits(vbar, signatures, "hit_beside_1000000_pages", stream);
     for (unsigned i = 0; i < OTHERS; i++)
         MUST(ebb_vbar_destroy(others[i]));
     /* Before and after, so that a machine that has become slower meanwhile is not blamed on them. */
-    double again = hits(vbar, signatures, "hit_alone_again");
+    double again = hits(vbar, signatures, "hit_alone_again", stream);
     bench_print(&b, "hit_beside_1000000_pages_ratio", 2 * crowded / (alone + again), "x");
+    MUST(ebb_vbar_destroy(vbar));
+}
+
+static void measure_hit_never_captures(void)
+{
+    static uint64_t signatures[WEIGHTS];
+    ebb_vbar vbar = weights(signatures, promised);
+    hits_and_calls(vbar, signatures, "hit_never_captures", promised);
     MUST(ebb_vbar_destroy(vbar));
 }
 
@@ -347,10 +372,13 @@ int main(int argc, char **argv)
     MUST(real.cuCtxSetCurrent(inside->context));
     MUST(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     MUST(real.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
-    MUST(ebb_device_keep_stream(device, stream));
-    MUST(ebb_device_keep_stream(device, other));
+    MUST(real.cuStreamCreate(&promised, CU_STREAM_NON_BLOCKING));
+    MUST(ebb_device_keep_stream(device, stream, 0));
+    MUST(ebb_device_keep_stream(device, other, 0));
+    MUST(ebb_device_keep_stream(device, promised, EBB_NEVER_CAPTURES));
 
     measure_hit();
+    measure_hit_never_captures();
     double miss = measure_miss(), choice, among_many;
     count_calls(true);
     double few = measure_eviction(PAGES, "miss_32_mib_with_eviction", "choice_among_64", &choice);

@@ -172,12 +172,32 @@ EBB_API ebb_status ebb_device_set_headroom(ebb_device device, uint64_t bytes);
 EBB_API ebb_status ebb_device_trim(ebb_device device, uint64_t *freed);
 
 /*
- * Promise that `stream` lives as long as the device is open. Unpinning on such a stream makes no
- * driver call but one question; on any other an event is recorded each time, because the stream may
- * be gone when the event is needed. The legacy default stream needs no promise. PyTorch's streams
- * last. EBB_OK, EBB_GONE, EBB_INVALID (the per-thread default stream), EBB_NO_HOST_MEMORY.
+ * What ebb_device_keep_stream() can promise of a stream besides that it lasts. EBB_NEVER_CAPTURES:
+ * nothing is ever captured on it, by anyone, that is, no capture begins on it, and it waits for no
+ * event of another stream's capture.
  */
-EBB_API ebb_status ebb_device_keep_stream(ebb_device device, ebb_stream stream);
+enum { EBB_NEVER_CAPTURES = 1 };
+
+/*
+ * Promise that `stream` lives as long as the device is open. Unpinning on such a stream makes no
+ * driver call but one question, whether it captures; on any other an event is recorded each time,
+ * because the stream may be gone when the event is needed. With EBB_NEVER_CAPTURES in `promises` the
+ * question is not asked either. A later call replaces the promises: with 0 the stream still lasts,
+ * and may capture once the call has returned. The legacy default stream needs neither promise.
+ * PyTorch's streams last, and may capture.
+ *
+ * If something is captured on a stream that was promised never to capture, pages that are unpinned
+ * on it meanwhile are not held for the graph: they may be evicted while the graph still uses them,
+ * and a launch then reads and writes memory that is another weight's, or none. Nothing prevents that.
+ * Where the library asks all the same, it may find out: then `broken_promises` counts it,
+ * ebb_device_failure() says it, and the promise is void, that is, the stream is asked again. Pages
+ * that were unpinned before that are still not held.
+ *
+ * EBB_OK; EBB_GONE; EBB_INVALID: the per-thread default stream, or a promise that there is not;
+ * EBB_BUSY: promised never to capture, and it is capturing; EBB_NO_HOST_MEMORY, EBB_DRIVER_FAILED.
+ * Unless EBB_OK, no promise was made. May wait for what an earlier stream of the same handle did.
+ */
+EBB_API ebb_status ebb_device_keep_stream(ebb_device device, ebb_stream stream, unsigned promises);
 
 /* Why a VBAR's page was given up. */
 typedef enum ebb_reason {
@@ -205,11 +225,12 @@ typedef struct ebb_device_stats {
     uint64_t hits, misses, offloaded; /* answers of fault: hit, loaded, offloaded */
     uint64_t evictions[EBB_REASONS];  /* pages given up, by reason */
     uint64_t frames_created, frames_recycled, frames_released;
-    uint64_t marks;          /* events recorded for fences */
-    uint64_t orders;         /* streams made to wait for another's event */
-    uint64_t waits, wait_ns; /* times the host waited for a fence, and how long in all */
-    uint64_t retries;        /* driver calls that passed when tried again */
-    uint64_t page_outs;      /* page-out functions called */
+    uint64_t marks;           /* events recorded for fences */
+    uint64_t orders;          /* streams made to wait for another's event */
+    uint64_t waits, wait_ns;  /* times the host waited for a fence, and how long in all */
+    uint64_t retries;         /* driver calls that passed when tried again */
+    uint64_t page_outs;       /* page-out functions called */
+    uint64_t broken_promises; /* streams found capturing that were promised never to */
 } ebb_device_stats;
 
 EBB_API ebb_status ebb_device_get_stats(ebb_device device, ebb_device_stats *stats);
@@ -220,7 +241,8 @@ EBB_API ebb_status ebb_device_get_stats(ebb_device device, ebb_device_stats *sta
  */
 EBB_API ebb_status ebb_check(ebb_device device, char *detail, size_t length);
 
-/* The last driver call that failed on this device, in words; empty if none did. */
+/* The last driver call that failed on this device, or promise found broken, in words; empty if there
+   was none. */
 EBB_API ebb_status ebb_device_failure(ebb_device device, char *detail, size_t length);
 
 /* ---- VBARs ---------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
  * The stream is asked of a function that was looked up once: PyTorch's, if PyTorch is there.
  */
 #include "_core.h"
+#include "fast.h"
 
 /* ---- failures ---------------------------------------------------------------------------------- */
 
@@ -40,9 +41,14 @@ static int look_for_torch(device *d)
     return done ? 0 : -1;
 }
 
-/* The first time a stream is current: Python says whether it is one that lasts. */
+/* The first time a stream is current: Python says whether it is one that lasts. If that was said
+   before, there may have been promised more, which is to stay. */
 static int meet_stream(device *d, ebb_stream stream, size_t place)
 {
+    if (ebb__stream_lasts(d->handle, stream)) {
+        d->seen[place] = stream;
+        return 0;
+    }
     PyObject *done = PyObject_CallMethod((PyObject *)d, "_meet_stream", "K",
                                          (unsigned long long)(uintptr_t)stream);
     if (!done)
@@ -229,6 +235,7 @@ static PyObject *device_stats(PyObject *self, PyObject *unused)
         {"wait_ns", t.wait_ns},
         {"retries", t.retries},
         {"page_outs", t.page_outs},
+        {"broken_promises", t.broken_promises},
     };
     PyObject *dict = PyDict_New();
     for (size_t i = 0; dict && i < sizeof values / sizeof *values; i++)
@@ -264,21 +271,37 @@ static PyObject *device_check(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static PyObject *device_keep_stream(PyObject *self, PyObject *given)
+static const char *why_not_kept(ebb_status status)
 {
+    switch (status) {
+    case EBB_GONE:
+        return "the device was closed";
+    case EBB_BUSY:
+        return "the stream is capturing";
+    case EBB_INVALID:
+        return "the per-thread default stream is another in every thread";
+    default:
+        return "";
+    }
+}
+
+static PyObject *device_keep_stream(PyObject *self, PyObject *arguments, PyObject *names)
+{
+    static char *keywords[] = {"", "never_captures", NULL};
     device *d = (device *)self;
+    PyObject *given;
+    int never_captures = 0;
     ebb_stream stream;
-    if (given_stream(given, &stream) < 0)
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|p:keep_stream", keywords, &given,
+                                     &never_captures) ||
+        given_stream(given, &stream) < 0)
         return NULL;
     ebb_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ebb_device_keep_stream(d->handle, stream);
+    status = ebb_device_keep_stream(d->handle, stream, never_captures ? EBB_NEVER_CAPTURES : 0);
     Py_END_ALLOW_THREADS
     if (status != EBB_OK)
-        return fail(d, status,
-                    status == EBB_GONE
-                        ? "the device was closed"
-                        : "the per-thread default stream is another in every thread");
+        return fail(d, status, why_not_kept(status));
     Py_RETURN_NONE;
 }
 
@@ -321,8 +344,13 @@ static PyMethodDef device_methods[] = {
     {"stats", device_stats, METH_NOARGS, "What is held and what was done: a dict of integers."},
     {"trim", device_trim, METH_NOARGS, "Give free frames back to the driver. Bytes."},
     {"check", device_check, METH_NOARGS, "Check the books; raises Broken if they do not match."},
-    {"keep_stream", device_keep_stream, METH_O,
-     "Promise that a stream lives as long as the device: unpinning on it is then cheaper."},
+    {"keep_stream", (PyCFunction)(void (*)(void))device_keep_stream, METH_VARARGS | METH_KEYWORDS,
+     "keep_stream($self, stream, /, never_captures=False)\n--\n\n"
+     "Promise that a stream lives as long as the device: unpinning on it is then cheaper. If "
+     "nothing "
+     "is ever captured on it either, by anyone, never_captures=True makes it cheaper still; if "
+     "that "
+     "is not kept, a graph may use memory that was given to another. A later call takes it back."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -8,6 +8,7 @@
  */
 #include <string.h>
 
+#include "fast.h"
 #include "internal.h"
 
 ebb__device ebb__devices[EBB__DEVICES];
@@ -193,6 +194,7 @@ static void set_numbers_locked(ebb__device *device, const ebb_device_options *op
     device->generation = device->faults = device->departures = 0;
     device->frames_created = device->frames_recycled = device->frames_released = 0;
     device->retries = device->marks = device->orders = device->waits = device->wait_ns = 0;
+    device->broken_promises = 0;
     device->page_outs = device->gone_hits = device->gone_misses = device->gone_offloaded = 0;
     memset(device->gone_evictions, 0, sizeof device->gone_evictions);
     device->holders[EBB__VBAR_HOLDER] = ebb__vbar_holder;
@@ -393,16 +395,23 @@ ebb_status ebb_device_trim(ebb_device handle, uint64_t *freed)
     return status;
 }
 
-ebb_status ebb_device_keep_stream(ebb_device handle, ebb_stream stream)
+ebb_status ebb_device_keep_stream(ebb_device handle, ebb_stream stream, unsigned promises)
 {
-    if (stream == CU_STREAM_PER_THREAD)
+    if (stream == CU_STREAM_PER_THREAD || promises & ~(unsigned)EBB_NEVER_CAPTURES)
         return EBB_INVALID;
     WITH_DEVICE(handle);
     device->busy++;
-    status = ebb__stream_keep_locked(device, stream);
+    status = ebb__stream_keep_locked(device, stream, promises);
     device->busy--;
     ebb__leave(device, &scope);
     return status;
+}
+
+bool ebb__stream_lasts(ebb_device handle, ebb_stream stream)
+{
+    ebb_status status;
+    ebb__device *device = ebb__device_find(handle, &status);
+    return device && atomic_load(&device->streams[ebb__stream_find(device, stream)].lasting);
 }
 
 ebb_status ebb_device_failure(ebb_device handle, char *detail, size_t length)

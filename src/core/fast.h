@@ -20,6 +20,9 @@ bool ebb__vbar_part(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream
    one is not, or there is no such range. Calls no driver. */
 uint64_t ebb__vbar_peek(ebb_vbar handle, uint64_t offset, uint64_t bytes);
 
+/* Whether a stream is promised to last, whoever promised it. */
+bool ebb__stream_lasts(ebb_device handle, ebb_stream stream);
+
 /* Whether a range that was offloaded was so for want of room: its watermark would have let it in. */
 bool ebb__vbar_wanted(ebb_vbar handle, uint64_t offset, uint64_t bytes);
 

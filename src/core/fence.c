@@ -17,7 +17,8 @@
  * with each unpin, marks pass one by one, and being on the same handle proves no order.
  *
  * While a stream captures, nothing can be recorded on it, and to ask for an event of it would kill
- * the capture: such a fence is unknown for the time being.
+ * the capture: such a fence is unknown for the time being. So everything here asks first, also of a
+ * stream that was promised never to capture: only unpins without the lock rely on that promise.
  *
  * Of the whole context an event can be recorded since CUDA 12.5. On an older driver nobody may take a
  * ticket of it: to gather the streams that are known would miss those that are not.
@@ -86,6 +87,7 @@ unsigned ebb__stream_get_locked(ebb__device *device, ebb_stream stream)
         return 0;
     ebb__stream *s = &device->streams[slot];
     s->used = true;
+    atomic_store(&s->never_captures, false);
     atomic_store(&s->lasting, false);
     if (!atomic_load(&s->epoch))
         atomic_store(&s->epoch, 1);
@@ -106,9 +108,24 @@ void ebb__fence_open_locked(ebb__device *device)
     for (unsigned slot = EBB__LEGACY_SLOT; slot <= EBB__CONTEXT_SLOT; slot++) {
         ebb__stream *s = &device->streams[slot];
         s->used = true;
+        atomic_store(&s->never_captures, slot == EBB__LEGACY_SLOT);
         atomic_store(&s->lasting, true);
         atomic_store(&s->epoch, 1);
     }
+}
+
+ebb__capture ebb__stream_ask_locked(ebb__device *device, ebb_stream stream)
+{
+    ebb__capture capture = ebb__stream_capture(device, stream);
+    if (capture != EBB__CAPTURING)
+        return capture;
+    ebb__stream *s = &device->streams[ebb__stream_find(device, stream)];
+    if (atomic_exchange(&s->never_captures, false)) {
+        device->broken_promises++;
+        ebb__detail(device->failure, sizeof device->failure,
+                    "a stream captures that was promised never to capture");
+    }
+    return capture;
 }
 
 /* ---- marks ---------------------------------------------------------------------------------- */
@@ -247,7 +264,7 @@ ebb_status ebb__mark_locked(ebb__device *device, unsigned slot)
     else
         stream->marks[stream->mark_count - 1].epoch = epoch;
     if (atomic_load(&stream->lasting) && slot != EBB__LEGACY_SLOT &&
-        ebb__stream_capture(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING) {
+        ebb__stream_ask_locked(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING) {
         lose_locked(device, stream, stream->mark_count - 1);
         return EBB_BUSY;
     }
@@ -257,24 +274,25 @@ ebb_status ebb__mark_locked(ebb__device *device, unsigned slot)
 void ebb__mark_in_passing(ebb__device *device, unsigned slot)
 {
     ebb__stream *stream = &device->streams[slot];
-    if (ebb__stream_capture(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING)
-        return;
     /*
-     * To record on a stream that does not capture needs neither the context nor the thread's capture
-     * mode, so mostly both are left alone. Making an event needs the one, seeing which marks have
-     * passed the other, and the legacy stream both.
+     * To ask a stream, and to record on it if it does not capture, needs neither the context nor the
+     * thread's capture mode, so mostly both are left alone. Making an event needs the one, seeing
+     * which marks have passed the other, and the legacy stream both.
      */
     ebb__retake(device);
-    bool light = slot != EBB__LEGACY_SLOT && stream->used && device->event_count &&
-                 stream->mark_count < EBB__MARKS;
+    /* Only while it lasts: the device may have been closed since the unpin, or the stream be gone. */
+    bool may = atomic_load(&stream->lasting) &&
+               ebb__stream_ask_locked(device, atomic_load(&stream->handle)) == EBB__NOT_CAPTURING;
+    bool light =
+        may && slot != EBB__LEGACY_SLOT && device->event_count && stream->mark_count < EBB__MARKS;
     if (light)
         ebb__mark_locked(device, slot);
     ebb__drop(device);
-    if (light)
+    if (light || !may)
         return;
     ebb__scope scope;
     ebb__enter(device, &scope);
-    if (stream->used)
+    if (atomic_load(&stream->lasting))
         ebb__mark_locked(device, slot);
     ebb__leave(device, &scope);
 }
@@ -307,10 +325,10 @@ bool ebb__fence_seal_locked(ebb__device *device, unsigned slot)
 }
 
 /* Whether recording on a stream, or of the whole context, would disturb a capture. */
-static bool captures_locked(const ebb__device *device, unsigned slot) EBB__LOCKED
+static bool captures_locked(ebb__device *device, unsigned slot) EBB__LOCKED
 {
     if (slot != EBB__CONTEXT_SLOT)
-        return ebb__stream_capture(device, atomic_load(&device->streams[slot].handle)) !=
+        return ebb__stream_ask_locked(device, atomic_load(&device->streams[slot].handle)) !=
                EBB__NOT_CAPTURING;
     if (atomic_load(&ebb__captures))
         return true;
@@ -318,7 +336,7 @@ static bool captures_locked(const ebb__device *device, unsigned slot) EBB__LOCKE
     for (unsigned i = 1; i < EBB__STREAMS; i++) {
         const ebb__stream *stream = &device->streams[i];
         if (i != EBB__CONTEXT_SLOT && stream->used && atomic_load(&stream->lasting) &&
-            ebb__stream_capture(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING)
+            ebb__stream_ask_locked(device, atomic_load(&stream->handle)) != EBB__NOT_CAPTURING)
             return true;
     }
     return false;
@@ -538,7 +556,7 @@ bool ebb__fence_order_locked(ebb__device *device, ebb__page *page, unsigned slot
         return true;
     }
     /* Nothing outside a capture can be waited for inside it: there the host waits. */
-    ebb__capture capture = ebb__stream_capture(device, stream);
+    ebb__capture capture = ebb__stream_ask_locked(device, stream);
     if (capture == EBB__UNTOLD)
         return false;
     if (capture != EBB__NOT_CAPTURING) {
@@ -591,6 +609,7 @@ ebb_status ebb__fence_close_locked(ebb__device *device)
         stream->used = stream->kept = false;
         stream->passed = 0;
         atomic_store(&stream->handle, NULL);
+        atomic_store(&stream->never_captures, false);
         atomic_store(&stream->lasting, false);
         atomic_store(&stream->epoch, 0);
     }
@@ -607,11 +626,20 @@ ebb_status ebb__fence_close_locked(ebb__device *device)
     return EBB_OK;
 }
 
-ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream)
+ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream, unsigned promises)
 {
     unsigned slot = ebb__stream_get_locked(device, stream);
     if (!slot)
         return EBB_NO_HOST_MEMORY;
+    if (slot == EBB__LEGACY_SLOT)
+        return EBB_OK;
+    if (promises & EBB_NEVER_CAPTURES) {
+        ebb__capture capture = ebb__stream_ask_locked(device, stream);
+        if (capture == EBB__UNTOLD)
+            return ebb__failed_locked(device, "cuStreamIsCapturing", CUDA_ERROR_UNKNOWN);
+        if (capture != EBB__NOT_CAPTURING)
+            return EBB_BUSY;
+    }
     /* What an earlier stream of the same handle did is in no order with this one: see it over. */
     ebb__stream *s = &device->streams[slot];
     uint64_t last = atomic_load(&s->epoch) - 1;
@@ -619,6 +647,7 @@ ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream)
         !ebb__ticket_wait_locked(device, (uint64_t)slot << 48 | last))
         return EBB_DRIVER_FAILED;
     s->kept = true;
+    atomic_store(&s->never_captures, (promises & EBB_NEVER_CAPTURES) != 0);
     atomic_store(&s->lasting, true);
     return EBB_OK;
 }
@@ -631,6 +660,7 @@ void ebb__stream_part_locked(ebb__device *device, ebb_stream stream)
     /* A thread without the lock may have read the promise a moment ago, so the slot stays with this
        handle: a stream that gets the handle again is one that made no promise. */
     ebb__stream *s = &device->streams[slot];
+    atomic_store(&s->never_captures, false);
     atomic_store(&s->lasting, false);
     pass_locked(device, s, atomic_fetch_add(&s->epoch, 1));
 }

@@ -137,9 +137,12 @@ enum {
 
 typedef struct ebb__stream {
     _Atomic(ebb_stream) handle;
-    _Atomic bool lasting;    /* promised to outlive the device: marks can wait until needed */
-    _Atomic uint64_t epoch;  /* what is noted on pages now */
-    _Atomic unsigned unpins; /* roughly, since the last mark */
+    _Atomic bool lasting;        /* promised to outlive the device: marks can wait until needed */
+    _Atomic bool never_captures; /* promised, or the legacy stream: an unpin need not ask. Changed
+                                    before `lasting` and read after it, so that who finds a stream
+                                    lasting does not take an earlier one's promise for its own */
+    _Atomic uint64_t epoch;      /* what is noted on pages now */
+    _Atomic unsigned unpins;     /* roughly, since the last mark */
     /* the rest under the lock */
     bool used;
     bool kept;        /* was ever promised to last: the slot is never another handle's */
@@ -148,6 +151,8 @@ typedef struct ebb__stream {
     unsigned mark_count, mark_room;
     unsigned drains; /* threads waiting for the stream itself, for want of a mark */
 } ebb__stream;
+_Static_assert(sizeof(void *) != 8 || sizeof(ebb__stream) == 64,
+               "as large as a cache line, and found by a shift");
 
 /* ---- pages ---------------------------------------------------------------------------------- */
 
@@ -340,7 +345,7 @@ struct ebb__device {
     unsigned stream_count;
     CUevent *events; /* free ones */
     unsigned event_count, event_room;
-    uint64_t marks, orders, waits, wait_ns;
+    uint64_t marks, orders, waits, wait_ns, broken_promises;
 
     /* pages.c, vbars.c */
     _Atomic(ebb__vbar *) vbar_chunks[EBB__VBAR_CHUNKS]; /* of EBB__VBARS_A_CHUNK each */
@@ -530,7 +535,11 @@ static inline ebb__capture ebb__stream_capture(const ebb__device *device, ebb_st
     return status == CU_STREAM_CAPTURE_STATUS_NONE ? EBB__NOT_CAPTURING : EBB__CAPTURING;
 }
 
-/* The same, made if there is none; 0: none to be had. Dropped streams' slots are used again. */
+/* The same, with the lock held: a promise that turns out to be broken is counted and void. */
+ebb__capture ebb__stream_ask_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
+
+/* The slot of a stream, made if there is none; 0: none to be had. Dropped streams' slots are used
+   again. */
 unsigned ebb__stream_get_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
 
 /* Captures of this process that the doors know to be open: while there is one, nothing may be
@@ -550,10 +559,11 @@ void ebb__mark_in_passing(ebb__device *device, unsigned slot);
  */
 bool ebb__fence_seal_locked(ebb__device *device, unsigned slot) EBB__LOCKED;
 
-/* The stream is promised to last. May drop the lock. */
-ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
+/* As ebb_device_keep_stream(), with promises that there are. May drop the lock. */
+ebb_status ebb__stream_keep_locked(ebb__device *device, ebb_stream stream,
+                                   unsigned promises) EBB__LOCKED;
 
-/* The promise ends: all work on the stream is over, nobody queues any more, and it will be destroyed. */
+/* The promises end: all work on the stream is over, nobody queues any more, and it will be destroyed. */
 void ebb__stream_part_locked(ebb__device *device, ebb_stream stream) EBB__LOCKED;
 
 /* Note on a page that the stream's work so far uses it. May drop the lock; the page is pinned. false:

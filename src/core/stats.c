@@ -85,6 +85,7 @@ ebb_status ebb_device_get_stats(ebb_device handle, ebb_device_stats *stats)
         .wait_ns = device->wait_ns,
         .retries = device->retries,
         .page_outs = device->page_outs,
+        .broken_promises = device->broken_promises,
     };
     memcpy(stats->evictions, device->gone_evictions, sizeof stats->evictions);
     add_vbars_locked(device, stats);

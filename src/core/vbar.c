@@ -201,10 +201,11 @@ INLINED bool part_pages(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint6
     for (uint64_t i = 0; i < count; i++)
         if (!loose(&pages[first + i]))
             return false;
-    /* Pinned, so the device is open and the driver there to be asked. The legacy stream never
-       captures. */
+    /* Pinned, so the device is open and the driver there to be asked, which is half of what a hit
+       costs. */
     ebb__stream *s = &device->streams[slot];
-    if (slot != EBB__LEGACY_SLOT && ebb__stream_capture(device, stream) != EBB__NOT_CAPTURING)
+    if (!atomic_load_explicit(&s->never_captures, memory_order_relaxed) &&
+        ebb__stream_capture(device, stream) != EBB__NOT_CAPTURING)
         return false;
     for (uint64_t i = 0; i < count; i++)
         if (!note(&pages[first + i], s, slot))
@@ -633,7 +634,7 @@ static ebb_status note_all_locked(ebb__vbar *vbar, const ebb_range *ranges, size
                                   ebb_stream stream) EBB__LOCKED
 {
     ebb__device *device = vbar->device;
-    ebb__capture capture = ebb__stream_capture(device, stream);
+    ebb__capture capture = ebb__stream_ask_locked(device, stream);
     if (capture == EBB__UNTOLD)
         return ebb__failed_locked(device, "cuStreamIsCapturing", CUDA_ERROR_UNKNOWN);
     unsigned slot = capture == EBB__CAPTURING ? 0 : ebb__stream_get_locked(device, stream);

@@ -405,7 +405,7 @@ ebb_status ebb_vbar_graphs_gone(ebb_vbar handle, ebb_stream stream)
 {
     WITH_VBAR(handle);
     ebb__device *device = vbar->device;
-    ebb__capture capture = ebb__stream_capture(device, stream);
+    ebb__capture capture = ebb__stream_ask_locked(device, stream);
     unsigned slot = ebb__stream_get_locked(device, stream);
     vbar->busy++;
     if (capture == EBB__CAPTURING)

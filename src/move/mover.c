@@ -275,7 +275,8 @@ ebb_status ebb_mover_create(ebb_device handle, ebb_mover **mover)
     CUresult code = device->driver.cuStreamCreate(&fresh->stream, CU_STREAM_NON_BLOCKING);
     if (code == CUDA_SUCCESS) {
         device->busy++;
-        status = ebb__stream_keep_locked(device, fresh->stream);
+        /* Nobody else queues on it, and what it waits for is outside of captures (cargo.c). */
+        status = ebb__stream_keep_locked(device, fresh->stream, EBB_NEVER_CAPTURES);
         if (status != EBB_OK) {
             device->driver.cuStreamDestroy(fresh->stream);
             device->busy--;

@@ -163,7 +163,15 @@ __attribute__((unused)) static CUstream core_stream(core *c)
 __attribute__((unused)) static CUstream core_lasting(core *c)
 {
     CUstream stream = core_stream(c);
-    MUST(ebb_device_keep_stream(c->device, stream));
+    MUST(ebb_device_keep_stream(c->device, stream, 0));
+    return stream;
+}
+
+/* One that was promised never to capture, too. */
+__attribute__((unused)) static CUstream core_promised(core *c)
+{
+    CUstream stream = core_stream(c);
+    MUST(ebb_device_keep_stream(c->device, stream, EBB_NEVER_CAPTURES));
     return stream;
 }
 

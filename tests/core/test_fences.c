@@ -72,7 +72,7 @@ static void a_page_used_by_several_streams_waits_for_all_of_them(void)
     one_page(&c, &old, &new);
     CUstream s[5], t = core_lasting(&c);
     for (int i = 0; i < 5; i++)
-        s[i] = i % 2 ? core_stream(&c) : core_lasting(&c);
+        s[i] = i % 2 ? core_stream(&c) : i == 2 ? core_promised(&c) : core_lasting(&c);
     for (int i = 0; i < 5; i++)
         rig_busy(&c, old, 0, LARGE, rig_length((uint64_t)(i == 2 ? 40 : 1 + i)), s[i]);
     core_check(&c);
@@ -130,7 +130,7 @@ static void a_write_on_another_stream_comes_after_every_earlier_use(void)
 {
     core c;
     core_open(&c, 512 * MIB, 256 * MIB);
-    CUstream s[5] = {core_lasting(&c), core_stream(&c), core_lasting(&c), core_stream(&c), NULL};
+    CUstream s[5] = {core_lasting(&c), core_stream(&c), core_promised(&c), core_stream(&c), NULL};
     ebb_vbar v = core_vbar(&c, LARGE);
     uint64_t signature, address = core_stats(v).address;
     unsigned char now = 0, seen[200] = {0}; /* what is there, by the order of the calls */
@@ -281,7 +281,7 @@ static void more_streams_than_can_be_told_apart(void)
     if (c.sim)
         CHECK_EQ(ebbsim_calls("cuStreamSynchronize"), 0); /* slots are used again instead */
     /* A stream in a slot used again can be promised to last, and is told from the one before. */
-    CHECK_EQ(ebb_device_keep_stream(c.device, streams[STREAMS - 1]), EBB_OK);
+    CHECK_EQ(ebb_device_keep_stream(c.device, streams[STREAMS - 1], 0), EBB_OK);
     rig_busy(&c, v, 0, LARGE, 1000, streams[STREAMS - 1]);
     rig_busy(&c, v, 0, LARGE, 1000, streams[0]);
     for (int i = 0; i < STREAMS; i++)
@@ -334,13 +334,13 @@ static void a_promise_made_late_counts_from_then_on(void)
     rig_busy(&c, v, 0, LARGE, 100000, s);
     uint64_t marks = core_device_stats(&c).marks;
     CHECK_EQ(marks, 2);
-    CHECK_EQ(ebb_device_keep_stream(c.device, s), EBB_OK);
-    CHECK_EQ(ebb_device_keep_stream(c.device, s), EBB_OK);
+    CHECK_EQ(ebb_device_keep_stream(c.device, s, 0), EBB_OK);
+    CHECK_EQ(ebb_device_keep_stream(c.device, s, 0), EBB_OK);
     for (int i = 0; i < 20; i++)
         rig_busy(&c, v, 0, LARGE, 1000, s);
     CHECK_EQ(core_device_stats(&c).marks, marks);
-    CHECK_EQ(ebb_device_keep_stream(c.device, CU_STREAM_PER_THREAD), EBB_INVALID);
-    CHECK_EQ(ebb_device_keep_stream(c.device, NULL), EBB_OK);
+    CHECK_EQ(ebb_device_keep_stream(c.device, CU_STREAM_PER_THREAD, 0), EBB_INVALID);
+    CHECK_EQ(ebb_device_keep_stream(c.device, NULL, 0), EBB_OK);
     core_close(&c);
 }
 

@@ -60,11 +60,13 @@ static void *taker(void *data)
     return NULL;
 }
 
-static void run(bool of_user)
+static void run(bool of_user, bool promised)
 {
     core c;
     core_open(&c, 512 * MIB, 256 * MIB);
-    stage g = {.c = &c, .vbar = core_vbar(&c, 2 * SMALL), .stream = core_lasting(&c)};
+    stage g = {.c = &c,
+               .vbar = core_vbar(&c, 2 * SMALL),
+               .stream = promised ? core_promised(&c) : core_lasting(&c)};
     struct sigaction action = {.sa_handler = doze, .sa_flags = SA_RESTART};
     sigaction(SIGUSR1, &action, NULL);
     pthread_t threads[2];
@@ -85,17 +87,23 @@ static void run(bool of_user)
 
 static void a_user_may_be_stopped_anywhere(void)
 {
-    run(true);
+    run(true, false);
+}
+
+static void so_may_one_whose_stream_never_captures(void)
+{
+    run(true, true);
 }
 
 static void a_thread_that_takes_pages_may_be_stopped_anywhere(void)
 {
-    run(false);
+    run(false, false);
 }
 
 int main(void)
 {
     RUN(a_user_may_be_stopped_anywhere);
+    RUN(so_may_one_whose_stream_never_captures);
     RUN(a_thread_that_takes_pages_may_be_stopped_anywhere);
     return REPORT();
 }

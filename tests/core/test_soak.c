@@ -291,6 +291,8 @@ static void by_graph(self *me)
     weight *w = &b->weights[below(&me->dice, WEIGHTS)];
     CUstream stream = below(&me->dice, 2) ? me->lasting : me->other;
     uint64_t signature = 0;
+    if (stream == me->lasting)
+        EXPECT(ebb_device_keep_stream(me->c->device, stream, 0), EBB_OK);
     EXPECT(cu->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), 0);
     ebb_status status = ebb_vbar_fault(b->vbar, w->offset, w->bytes, stream, &signature);
     if (status == EBB_OK) {
@@ -303,6 +305,9 @@ static void by_graph(self *me)
     CUgraph graph = NULL;
     CUgraphExec exec = NULL;
     EXPECT(cu->cuStreamEndCapture(stream, &graph), 0);
+    /* A promise until the next one. */
+    if (stream == me->lasting && below(&me->dice, 2))
+        EXPECT(ebb_device_keep_stream(me->c->device, stream, EBB_NEVER_CAPTURES), EBB_OK);
     if (graph) {
         EXPECT(cu->cuGraphInstantiateWithFlags(&exec, graph, 0), 0);
         EXPECT(cu->cuGraphDestroy(graph), 0);
@@ -420,7 +425,7 @@ static void self_make(core *c, self *me, bar *shared, unsigned number)
     me->c = c;
     me->shared = shared;
     me->dice = seed * 7919 + number * 104729 + 1;
-    me->lasting = core_lasting(c);
+    me->lasting = number % 2 ? core_promised(c) : core_lasting(c);
     me->other = stream_new(me);
     MUST(c->driver.cuEventCreate(&me->last, CU_EVENT_DISABLE_TIMING));
     MUST(c->driver.cuMemHostAlloc(&host, (size_t)LOOKS * LOOK_BYTES, 0));

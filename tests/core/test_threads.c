@@ -255,7 +255,7 @@ static void manage(self *me)
     char why[256] = "";
     ebb_status status;
     ebb_device_stats stats = {.size = sizeof stats};
-    switch (below(me, 9)) {
+    switch (below(me, 10)) {
     case 0:
     case 1:
     case 2:
@@ -279,6 +279,11 @@ static void manage(self *me)
         status = ebb_check(s->c.device, why, sizeof why);
         if (status != EBB_OK)
             WRONG("%s", why);
+        break;
+    case 8: /* nothing is captured here: both are true */
+        EXPECT(
+            ebb_device_keep_stream(s->c.device, me->lasting, below(me, 2) ? EBB_NEVER_CAPTURES : 0),
+            EBB_OK);
         break;
     default:
         EXPECT(ebb_device_get_stats(s->c.device, &stats), EBB_OK);
@@ -346,7 +351,7 @@ static void run(shared *s, self *all, void *(*function)(void *))
 {
     for (unsigned i = 0; i < THREADS; i++) {
         all[i] = (self){.s = s, .dice = i * 7919 + 1};
-        all[i].lasting = core_lasting(&s->c);
+        all[i].lasting = i % 2 ? core_promised(&s->c) : core_lasting(&s->c);
         MUST(s->c.driver.cuStreamCreate(&all[i].other, CU_STREAM_NON_BLOCKING));
         MUST(s->c.driver.cuEventCreate(&all[i].last, CU_EVENT_DISABLE_TIMING));
         all[i].found = (uint32_t *)(void *)s->c.host + (size_t)2 * LOOKS * i;

@@ -196,7 +196,7 @@ static void look(core *c)
 static void story(core *c)
 {
     CUstream s = core_stream(c);
-    if (ebb_device_keep_stream(c->device, s) != EBB_OK)
+    if (ebb_device_keep_stream(c->device, s, 0) != EBB_OK)
         CHECK(ebbsim_failures() > 0);
     uint64_t live[6] = {0};
     static const uint64_t sizes[6] = {2, 20, 34, 64, 20, 6};

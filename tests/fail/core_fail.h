@@ -22,7 +22,7 @@ typedef struct scene {
     core c;
     bool open;
     ebb_vbar v[VBARS];
-    CUstream s[STREAMS]; /* the first two last */
+    CUstream s[STREAMS]; /* the first two last, the second never captures */
     pin pins[PINS];
     size_t pin_count;
     uint64_t signature[VBARS];
@@ -60,7 +60,7 @@ static void open_scene(scene *x, uint64_t limit)
     x->open = status == EBB_OK;
     CHECK(x->open || why[0]);
     for (int i = 0; i < 2 && x->open; i++)
-        ok(ebb_device_keep_stream(x->c.device, x->s[i]));
+        ok(ebb_device_keep_stream(x->c.device, x->s[i], i ? EBB_NEVER_CAPTURES : 0));
 }
 
 static void create(scene *x, int i, uint64_t bytes, ebb_page_out page_out)

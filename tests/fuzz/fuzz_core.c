@@ -158,7 +158,7 @@ static void device_call(play *p)
         ebb_device_trim(p->device, NULL);
         break;
     case 3:
-        ebb_device_keep_stream(p->device, any_stream(p));
+        ebb_device_keep_stream(p->device, any_stream(p), which / 8 % 4); /* kept or not */
         break;
     case 4:
         ebbsim_foreign_use(0, (uint64_t)byte(p) << 20);
@@ -246,7 +246,7 @@ static void start(play *p)
     for (int i = 0; i < STREAMS; i++) {
         p->cu.cuStreamCreate(&p->streams[i], CU_STREAM_NON_BLOCKING);
         if (i < STREAMS / 2)
-            ebb_device_keep_stream(p->device, p->streams[i]);
+            ebb_device_keep_stream(p->device, p->streams[i], i ? EBB_NEVER_CAPTURES : 0);
     }
     create(p);
     create(p);

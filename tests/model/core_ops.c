@@ -291,7 +291,7 @@ void op_keep(world *w)
         lasting += w->lanes[i].alive && w->lanes[i].lasting;
     if (lasting >= STREAMS - 3 && !l->lasting)
         return;
-    EXPECT(w, ebb_device_keep_stream(w->device, l->handle), EBB_OK);
+    EXPECT(w, ebb_device_keep_stream(w->device, l->handle, world_promises(w)), EBB_OK);
     l->lasting = true;
 }
 

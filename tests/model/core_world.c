@@ -18,6 +18,11 @@ unsigned world_any_lane(world *w)
     return start % STREAMS;
 }
 
+unsigned world_promises(world *w)
+{
+    return below(&w->d, 2) ? EBB_NEVER_CAPTURES : 0;
+}
+
 void world_settle(world *w, const model *then)
 {
     (void)w;

@@ -73,6 +73,7 @@ typedef void operation(world *w);
 
 int world_any_bar(world *w);       /* one that is alive; -1: there is none */
 unsigned world_any_lane(world *w); /* one that is alive */
+unsigned world_promises(world *w); /* of a lane: none captures, so each is true */
 void world_settle(world *w,
                   const model *then);     /* if `then` depends on the GPU's work: see it over */
 void world_compare(world *w, unsigned b); /* a VBAR and the device with the model */

@@ -53,7 +53,7 @@ static void start(world *w, uint64_t seed)
     w->lanes[0] = (lane){.alive = true, .lasting = true}; /* the legacy default stream */
     for (unsigned i = 1; i < LASTING; i++) {
         OK(w->cu.cuStreamCreate(&w->lanes[i].handle, CU_STREAM_NON_BLOCKING));
-        OK(ebb_device_keep_stream(w->device, w->lanes[i].handle));
+        OK(ebb_device_keep_stream(w->device, w->lanes[i].handle, world_promises(w)));
         w->lanes[i].alive = w->lanes[i].lasting = true;
     }
 }

@@ -83,7 +83,8 @@ def test_the_stub_has_their_members(kind):
         positional = ["$self", *(a.arg for a in arguments.posonlyargs[1:])]
         if not arguments.posonlyargs:
             assert [a.arg for a in arguments.args[:1]] == ["self"]
-        named = [f"{a.arg}=None" for a in arguments.args if a.arg != "self"]
+        others = [a.arg for a in arguments.args if a.arg != "self"]
+        named = [f"{a}={ast.unparse(d)}" for a, d in zip(others, arguments.defaults, strict=True)]
         assert words == f"({', '.join([*positional, '/', *named])})", name
 
 

@@ -260,6 +260,37 @@ def test_streams_are_numbers_or_look_like_pytorchs(device, vbar):
         device.keep_stream(2)
 
 
+def test_a_stream_promised_never_to_capture_is_not_asked_until_that_is_taken_back(device, vbar):
+    stream = device._card.stream().handle
+    w = vbar.alloc(MIB)
+
+    def questions() -> int:
+        for _ in range(2):  # the first time it becomes the last user
+            before = sim.calls("cuStreamIsCapturing")
+            for _ in range(5):
+                assert w.fault(stream=stream)
+                w.unpin(stream=stream)
+        return sim.calls("cuStreamIsCapturing") - before
+
+    device.keep_stream(stream, never_captures=True)
+    assert questions() == 0
+    device.keep_stream(stream)
+    assert questions() == 5
+    device.keep_stream(stream, True)
+    assert questions() == 0
+    device.keep_stream(stream, never_captures=False)
+    assert questions() == 5
+    assert device.stats()["broken_promises"] == 0
+    for call in (
+        device.keep_stream,
+        lambda: device.keep_stream(stream, True, True),
+        lambda: device.keep_stream(stream, captures=True),
+        lambda: device.keep_stream(stream=stream),
+    ):
+        with pytest.raises(TypeError):
+            call()
+
+
 @pytest.mark.parametrize("stream", ["0", 1.5, [], object(), -1, 2**64, 2**200, -(2**63)], ids=repr)
 def test_a_stream_that_is_none_is_refused(device, vbar, stream):
     w = vbar.alloc(MIB)

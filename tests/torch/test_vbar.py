@@ -357,6 +357,23 @@ def test_the_same_with_streams_that_are_given(vbar, hazards):
 
 
 @pytest.mark.simulated
+def test_a_stream_promised_never_to_capture_stays_so_when_it_becomes_current(vbar, device):
+    host = values(1).pin_memory()
+    w, stream = vbar.alloc(host.nbytes), torch.cuda.Stream()
+    device.keep_stream(stream, never_captures=True)
+    again = ebbtide.Device(0)  # the same GPU, by an object that has not met the stream
+    with torch.cuda.stream(stream), ebbtide.VBAR(again, "32MiB") as other:
+        for weight in (other.alloc(host.nbytes), w):
+            assert torch.equal(use(weight, host).cpu(), host)
+        before = sim.calls("cuStreamIsCapturing")
+        for _ in range(5):
+            w.fault()
+            w.unpin()
+        assert sim.calls("cuStreamIsCapturing") == before
+    again.close()
+
+
+@pytest.mark.simulated
 def test_an_external_stream(vbar):
     card = sim.open_card(0)
     host = values(1)  # not pinned: PyTorch asks the streams that used pinned memory when it goes
