@@ -41,9 +41,9 @@ struct unit {
     bool exchanges;   /* entered with all of them exchanged */
     bool open;        /* real tensors are to be found */
     PyObject *reals;  /* what is found while it is entered, None for its own; NULL: its own, all */
-    PyObject *compiling; /* called: whether somebody compiles, not None */
-    unsigned depth;      /* times entered and not left */
-    bool whole;          /* entered with all of it resident: its runs are pinned */
+    PyObject *compile_by; /* PyTorch's function: who compiles from now on, and did before */
+    unsigned depth;       /* times entered and not left */
+    bool whole;           /* entered with all of it resident: its runs are pinned */
     int stale; /* its places or weights are not what they were: it is not entered any more */
     /* The tensor that the VBAR's own are views of, or NULL: its version tells who writes. */
     PyObject *base;
@@ -134,12 +134,12 @@ static int take_swaps(unit *u, PyObject *list, const state *s_)
 
 static int unit_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"vbar", "pieces", "swaps", "compiling", NULL};
+    static char *names[] = {"vbar", "pieces", "swaps", "compile_by", NULL};
     unit *u = (unit *)self;
-    PyObject *v, *pieces, *swaps, *compiling;
+    PyObject *v, *pieces, *swaps, *compile_by;
     const state *s = state_of(self);
     if (!s || !PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!O!O", names, &v, &PyList_Type,
-                                           &pieces, &PyList_Type, &swaps, &compiling))
+                                           &pieces, &PyList_Type, &swaps, &compile_by))
         return -1;
     if (u->vbar || !PyObject_TypeCheck(v, s->types[VBAR])) {
         PyErr_SetString(PyExc_TypeError, "a unit is made once, of a VBAR");
@@ -150,7 +150,7 @@ static int unit_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         return -1;
     Py_INCREF(v);
     u->vbar = (vbar *)v;
-    Py_INCREF(u->compiling = compiling);
+    Py_INCREF(u->compile_by = compile_by);
     if (take_pieces(u, pieces) < 0 || take_swaps(u, swaps, s) < 0)
         return -1;
     bind(u);
@@ -163,7 +163,7 @@ static int unit_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(u->vbar);
     Py_VISIT(u->base);
     Py_VISIT(u->reals);
-    Py_VISIT(u->compiling);
+    Py_VISIT(u->compile_by);
     for (size_t i = 0; i < u->swap_count; i++) {
         Py_VISIT(u->swaps[i].place);
         Py_VISIT(u->swaps[i].parked);
@@ -191,7 +191,7 @@ static int unit_clear(PyObject *self)
     Py_CLEAR(u->vbar);
     Py_CLEAR(u->base);
     Py_CLEAR(u->reals);
-    Py_CLEAR(u->compiling);
+    Py_CLEAR(u->compile_by);
     Py_CLEAR(u->name);
     return 0;
 }
@@ -267,12 +267,16 @@ static void park(unit *u)
     PyErr_Clear();
 }
 
-/* Whether somebody compiles: torch.compile() looks into dicts by itself. */
+/* Whether somebody compiles: torch.compile() looks into dicts by itself. PyTorch is told that nobody
+   does, says who did, and is told so again: the function that only asks loses count of references in
+   some versions (2.6). */
 static bool compiles(const unit *u)
 {
-    PyObject *answer = PyObject_CallNoArgs(u->compiling);
-    bool yes = answer && answer != Py_None;
-    Py_XDECREF(answer);
+    PyObject *who = PyObject_CallFunctionObjArgs(u->compile_by, Py_None, NULL);
+    bool yes = who && who != Py_None;
+    if (yes)
+        Py_XDECREF(PyObject_CallFunctionObjArgs(u->compile_by, who, NULL));
+    Py_XDECREF(who);
     PyErr_Clear();
     return yes;
 }

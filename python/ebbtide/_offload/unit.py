@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ebbtide._offload.model import Model
 
 VIEWS = 8  # places in the ring for which a unit's tensors are kept
-COMPILING = torch._C._dynamo.eval_frame.get_eval_frame_callback
+COMPILE_BY = torch._C._dynamo.eval_frame.set_eval_frame
 GROUPS = 8  # weights that lie side by side are one, up to this part of a unit
 
 
@@ -109,7 +109,7 @@ class Unit(_core.Unit):
             made = real(b.parked, base[at : at + b.piece.nbytes])
             swaps.append((b.place, b.key, b.parked, made, self.numbers[id(b.piece)]))
         pieces_ = [(g.offset, g.bytes, g.host) for g in self.groups]
-        super().__init__(vbar, pieces_, swaps, COMPILING)
+        super().__init__(vbar, pieces_, swaps, COMPILE_BY)
         # All its tensors are views of one: whoever writes to one of them changes its version.
         self.base, self.version = base, base._version
         self.model: weakref.ref[Model] | None = None
