@@ -131,6 +131,16 @@ class Weights:
         if small * KEPT_PART <= sum(t.numel() * t.dtype.itemsize for t in found.values()):
             self.small = KEPT_WEIGHT
 
+    def small_bytes(self) -> int:
+        """Of weights that stay on the GPU because they are small."""
+        found = {
+            id(t): t.nbytes
+            for module in self.names
+            for _, _, t, buffer in self._places(module)
+            if not buffer and not isinstance(t, Parked) and t.nbytes <= self.small
+        }
+        return sum(found.values())
+
     def _excluded(self, name: str) -> bool:
         return any(name == e or name.startswith(f"{e}.") or not e for e in self.excluded)
 

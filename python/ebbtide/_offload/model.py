@@ -167,6 +167,7 @@ class Model:
         self.sequence = Sequence_()
         self.share.largest = max((u.bytes for u in self.units if not u.span), default=0)
         self.share.given_up = 0
+        self.share.small = weights.small_bytes()
         self.balance()
 
     def _lay_out(

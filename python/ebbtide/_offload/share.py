@@ -18,6 +18,7 @@ class Share:
         self.slots = slots
         self.largest = 0  # unit
         self.peaks: deque[int] = deque(maxlen=PEAKS)  # what tensors held, pass by pass
+        self.small = 0  # bytes of weights that are on the GPU as plain tensors
         self.firm = 0  # bytes that are to stay whatever happens
         self.given_up = 0  # pages that made room for tensors
         self.fits = False
@@ -27,8 +28,12 @@ class Share:
     def ring_size(self) -> int:
         """How much of the GPU is to be for weights in passing: if the one that comes has to wait
         for the end of the one before with its last part, then the GPU waits for that part, every
-        time. Where that much is not left, or it is not known what is left, little more than one."""
-        wanted = _up(self.slots * self.largest)
+        time. Where that much is not left, or it is not known what is left, little more than one.
+        Small weights that are on the GPU all the time are a part of it: together, they are no more
+        than they would be."""
+        wanted = _up(self.slots * self.largest) - (
+            _up(self.small) if self.small > GRAIN // 2 else 0
+        )
         return min(wanted, max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
 
     def out_of_memory(self) -> None:
