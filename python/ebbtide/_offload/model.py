@@ -92,6 +92,8 @@ class Model:
 
     @tracking.setter
     def tracking(self, on: bool) -> None:
+        if on and self._tracking:
+            return  # new gates are slow, too
         if not on:
             self.drop_loads()
         self._tracking = on

@@ -8,7 +8,8 @@ from ebbtide import _core
 from ebbtide._offload.station import GRAIN, SLACK, Station
 from ebbtide.vbar import VBAR
 
-PEAKS = 16  # how long tensors' needs are remembered: two for a pass
+PEAKS = 16  # how long tensors' needs are remembered: two or three for a pass
+SPARE, MOST_SPARE = 16, 32 << 20  # part of a unit, and bytes, by which the ring is smaller
 
 
 class Share:
@@ -29,11 +30,11 @@ class Share:
         """How much of the GPU is to be for weights in passing: if the one that comes has to wait
         for the end of the one before with its last part, then the GPU waits for that part, every
         time. Where that much is not left, or it is not known what is left, little more than one.
-        Small weights that are on the GPU all the time are a part of it: together, they are no more
-        than they would be."""
-        wanted = _up(self.slots * self.largest) - (
-            _up(self.small) if self.small > GRAIN // 2 else 0
-        )
+        Small weights that are on the GPU all the time are a part of it, and so is what tensors need
+        one time and not another: a ring cannot give way in the middle of a pass."""
+        small = _up(self.small) if self.small > GRAIN // 2 else 0
+        spare = min(self.largest // SPARE, MOST_SPARE) // GRAIN * GRAIN
+        wanted = _up(self.slots * self.largest) - small - spare
         return min(wanted, max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
 
     def out_of_memory(self) -> None:
@@ -55,7 +56,7 @@ class Share:
             self.given_up = given_up
         self.peaks.append(tensors)
         # The ring can be made smaller again, so for it the last pass counts.
-        self.left = most - max(list(self.peaks)[-2:])
+        self.left = most - max(list(self.peaks)[-3:])
         room = most - SLACK - max(self.peaks)
         unknown = learning and room < size + 4 * self.largest + size // 8
         if unknown or self.cautious:
