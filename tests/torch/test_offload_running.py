@@ -698,3 +698,32 @@ def test_weights_of_a_tensor_subclass_stay_and_there_is_one_warning(free_room):
     assert len([w for w in seen if "Strange" in str(w.message)]) == 1
     assert handle.stats()["bytes"] < 3 * MIB
     assert model[1][0].weight.device.type == "cuda"
+
+
+def test_a_model_that_fits_has_few_units_and_more_when_it_does_not(free_room):
+    model, inputs = layers(36), x()
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        free_room.of = lambda model: 128 * MIB
+        handle = free_room.offload(model)
+        for _ in range(4):
+            assert torch.equal(model(inputs), expected)
+        assert handle.stats()["units"] == 12
+        slow = handle.stats()["slow_entries"]
+        assert torch.equal(model(inputs), expected)
+        assert handle.stats()["slow_entries"] == slow
+        # Activations grow in the middle of a pass. The unit in use is in a page of 32 MiB.
+        grown = []
+        with ebbtide.Device(0) as device:
+            device.limit = torch.cuda.memory_reserved() + 70 * MIB
+
+            def grow(module, args):
+                grown.append(torch.empty(36 * MIB, dtype=torch.uint8, device="cuda"))
+
+            hook = model[17].register_forward_pre_hook(grow)
+            assert torch.equal(model(inputs), expected)
+            hook.remove()
+            for _ in range(6):
+                assert torch.equal(model(inputs), expected)
+            assert handle.stats()["units"] == 36
+            assert device.stats()["held"] <= device.limit

@@ -56,6 +56,7 @@ class Model:
         self._tracking = True
         self.learning = not order
         self.unclean = False  # something has changed: plan again
+        self.coarse = False  # units are as for a model that fits
         self.depth = 0  # root calls under way
         self.slow = 0  # slow entries in this pass
         self.slow_entries = self.bare_entries = 0  # in all
@@ -151,7 +152,10 @@ class Model:
             self.learning = self.learning or bool(self.known)
             self.known = names
         calls = None if self.learning or not self.calls else self.calls
-        choices = units.choose(tops, weights.own_bytes, self.atomic, self.starts, calls)
+        self.coarse = self.share.fits and calls is not None
+        choices = units.choose(
+            tops, weights.own_bytes, self.atomic, self.starts, calls, self.coarse
+        )
         choices = [c for c in choices if not weights.is_kept(c, choices)]
         bindings = weights.adopt(choices, self)
         weights.keep_the_rest({module for choice in choices for module in choice.owners})
@@ -244,6 +248,8 @@ class Model:
             self.calls = self.called
             self.learning = False
             self.plan()
+        elif False and not self.unclean:
+            self.plan()  # smaller units, which can come in time
         elif self.unclean or self.strange >= STRANGE:
             self.strange = 0
             self.learning = True

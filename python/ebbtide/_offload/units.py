@@ -30,6 +30,10 @@ PARTS = 24  # a unit is no larger than this part of the model, if that can be
 # Small layers are gathered to a run until it is this part of the model; very small ones to more,
 # for what they do leaves the host little time.
 RUN_PARTS, FEW_PARTS = 64, 32
+# Where the whole model fits, blocks are gathered, too: nothing has to come, and to go in and out is
+# all that it costs. Not to one: what is in use cannot give way.
+COARSE_PARTS = 12
+MANY = 16  # members of a run
 
 
 @dataclass(eq=False)
@@ -57,15 +61,19 @@ def choose(
     atomic: frozenset[str] = frozenset(),
     starts: frozenset[str] = frozenset(),
     calls: list[str] | None = None,
+    coarse: bool = False,
 ) -> list[Choice]:
     """The units of a model, or of what is left of one, in the order in which they run. `size_of`
     says how many bytes of weights a module has by itself; `starts` names those that are the
-    first of a run; `calls`, once that is known, in which order modules were called."""
+    first of a run; `calls`, once that is known, in which order modules were called; `coarse`, that
+    they may be large."""
     sizes: dict[nn.Module, int] = {}
     measured: set[nn.Module] = set()
     total = sum(_measure(top, size_of, sizes, measured) for _, top in tops)
     cap = max(total // PARTS, MIB)
-    target = max(total // RUN_PARTS, MIB)
+    few = max(total // (COARSE_PARTS if coarse else RUN_PARTS), MIB)
+    many = max(total // (COARSE_PARTS if coarse else FEW_PARTS), MIB)
+    target = (few, many)
     seen: set[nn.Module] = set()
     choices = [c for name, top in tops for c in _walk(top, name, cap, sizes, size_of, atomic, seen)]
     if calls is None:
@@ -139,11 +147,12 @@ def _walk(
 
 def _gather(
     choices: list[Choice],
-    target: int,
+    target: tuple[int, int],
     starts: frozenset[str],
     alone: frozenset[str] | set[str] = frozenset(),
 ) -> list[Choice]:
-    """Those that follow one another become one, until it is of a good size."""
+    """Those that follow one another become one, until it is of a good size: that of a few, or of
+    many small ones."""
     done: list[Choice] = []
     run: Choice | None = None
     for choice in choices:
@@ -158,8 +167,7 @@ def _gather(
         run.names += choice.names
         run.owners += choice.owners
         run.bytes += choice.bytes
-        few = len(run.members) < 16
-        if run.bytes >= (target if few else target * RUN_PARTS // FEW_PARTS):
+        if run.bytes >= target[len(run.members) >= MANY]:
             run = None
     return done
 
