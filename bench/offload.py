@@ -391,7 +391,7 @@ def resident_of(kind: models.Kind) -> None:
             "plain": lambda inputs=inputs: plain.model(*inputs),
             "offloaded": lambda inputs=inputs: model(*inputs),
         }
-        rounds, steps = (5, 2) if options.small else (60, 3)
+        rounds, steps = (5, 1) if options.small else (150, 1)
         took, more = side_by_side(functions["plain"], functions["offloaded"], rounds, steps)
         stats = handle.stats()
         name = f"resident_{kind.name}_{tokens}_tokens"

@@ -48,7 +48,8 @@ struct unit {
     /* The tensor that the VBAR's own are views of, or NULL: its version tells who writes. */
     PyObject *base;
     long version;
-    PyObject *name; /* "_version" */
+    PyObject *name;     /* "_version" */
+    PyObject *compiler; /* the module without which nobody compiles */
 };
 
 /* ---- life --------------------------------------------------------------------------------------- */
@@ -146,7 +147,8 @@ static int unit_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         return -1;
     }
     u->name = PyUnicode_InternFromString("_version");
-    if (!u->name)
+    u->compiler = PyUnicode_InternFromString("torch._dynamo");
+    if (!u->name || !u->compiler)
         return -1;
     Py_INCREF(v);
     u->vbar = (vbar *)v;
@@ -193,6 +195,7 @@ static int unit_clear(PyObject *self)
     Py_CLEAR(u->reals);
     Py_CLEAR(u->compile_by);
     Py_CLEAR(u->name);
+    Py_CLEAR(u->compiler);
     return 0;
 }
 
@@ -272,6 +275,10 @@ static void park(unit *u)
    some versions (2.6). */
 static bool compiles(const unit *u)
 {
+    if (!PyDict_GetItemWithError(PyImport_GetModuleDict(), u->compiler)) {
+        PyErr_Clear();
+        return false;
+    }
     PyObject *who = PyObject_CallFunctionObjArgs(u->compile_by, Py_None, NULL);
     bool yes = who && who != Py_None;
     if (yes)

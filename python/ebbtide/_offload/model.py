@@ -248,7 +248,7 @@ class Model:
             self.calls = self.called
             self.learning = False
             self.plan()
-        elif False and not self.unclean:
+        elif self.coarse and not self.share.fits and not self.unclean:
             self.plan()  # smaller units, which can come in time
         elif self.unclean or self.strange >= STRANGE:
             self.strange = 0

@@ -18,7 +18,7 @@ SLACK = 8 << 20  # bytes that are nobody's
 GRAIN = 2 << 20  # memory comes in pieces of this size
 # A unit is brought in about so many parts, so that a part of the ring is used, too. A run of small
 # layers in fewer: each costs the host some microseconds, which those have not got.
-CHUNKS, CHUNKS_OF_A_RUN = 8, 2
+CHUNKS, CHUNKS_OF_A_RUN = 8, 4
 
 
 class Station:

@@ -29,7 +29,7 @@ NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
 PARTS = 24  # a unit is no larger than this part of the model, if that can be
 # Small layers are gathered to a run until it is this part of the model; very small ones to more,
 # for what they do leaves the host little time.
-RUN_PARTS, FEW_PARTS = 64, 32
+RUN_PARTS, FEW_PARTS = 64, 20
 # Where the whole model fits, blocks are gathered, too: nothing has to come, and to go in and out is
 # all that it costs. Not to one: what is in use cannot give way.
 COARSE_PARTS = 12
