@@ -13,6 +13,7 @@ typedef struct gate {
     PyObject *function, *own;       /* the class's forward(), or the instance's own */
     PyObject *grad_enabled, *local; /* PyTorch's function; the thread's own state */
     PyObject *unit;                 /* or NULL */
+    PyObject *run_name;             /* "run", of the thread's state: the unit of several it is in */
     char slow, root, run, enters, leaves;
 } gate;
 
@@ -28,6 +29,9 @@ static int gate_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         PyErr_SetString(PyExc_TypeError, "a gate is made once");
         return -1;
     }
+    g->run_name = PyUnicode_InternFromString("run");
+    if (!g->run_name)
+        return -1;
     Py_INCREF(g->module = module);
     Py_INCREF(g->function = function);
     Py_INCREF(g->own = own);
@@ -60,6 +64,7 @@ static int gate_clear(PyObject *self)
     Py_CLEAR(g->grad_enabled);
     Py_CLEAR(g->local);
     Py_CLEAR(g->unit);
+    Py_CLEAR(g->run_name);
     return 0;
 }
 
@@ -107,7 +112,7 @@ static int wants_grad(const gate *g)
 /* Whether this thread is in a run already, whose last member was not called: nobody has left it. */
 static int in_a_run(const gate *g)
 {
-    PyObject *in = PyObject_GetAttrString(g->local, "run");
+    PyObject *in = PyObject_GetAttr(g->local, g->run_name);
     if (!in)
         PyErr_Clear(); /* it has never been in one */
     int yes = in && in != Py_None;
@@ -120,10 +125,10 @@ static void out(gate *g, PyObject *its)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    PyObject *in = g->run ? PyObject_GetAttrString(g->local, "run") : NULL;
+    PyObject *in = g->run ? PyObject_GetAttr(g->local, g->run_name) : NULL;
     if (!g->run || in == its) {
         if (g->run)
-            PyObject_SetAttrString(g->local, "run", Py_None);
+            PyObject_SetAttr(g->local, g->run_name, Py_None);
         unit_go_out((unit *)its);
     }
     Py_XDECREF(in);
@@ -158,7 +163,7 @@ static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *its = g->unit;
     Py_INCREF(its); /* another may be in its place by then */
     if (g->run && g->enters)
-        PyObject_SetAttrString(g->local, "run", its);
+        PyObject_SetAttr(g->local, g->run_name, its);
     PyObject *result = forward(g, args, kwargs);
     if (g->leaves)
         out(g, its);
