@@ -123,15 +123,21 @@ piece *unit_pieces(unit *u, size_t *count, ebb_vbar *handle);
 int unit_go_in(unit *u);
 int unit_go_out(unit *u);
 
-/* What stands for a parked tensor, one of `count` swaps from `first` on, now: the real one if the unit
-   is entered, else itself. Borrowed. */
+/* What is to be found in the places of a unit's weights now: parked tensors, the real ones that the unit
+   was made with, or other ones. */
+typedef enum shown { PARKED, OWN, OTHERS } shown;
+shown unit_shows(const unit *u);
+
+/* What stands for a parked tensor, one of `count` swaps from `first` on, in a unit that shows real ones.
+   Borrowed; itself, if it is none of them. */
 PyObject *unit_real(const unit *u, size_t first, size_t count, PyObject *parked);
 
 /* Its places or weights are not what they were: it is not entered any more. */
 void unit_stale(unit *u);
 
-/* A unit's swaps are in a dict of a module; and are not any more. */
-void places_bind(PyObject *self, unit *u, size_t first, size_t count);
+/* A unit's swaps are in a dict of a module, and the first is of these two; and are not any more. */
+void places_bind(PyObject *self, unit *u, size_t first, size_t count, PyObject *parked,
+                 PyObject *real);
 void places_release(PyObject *self, const unit *u);
 
 /* To be called before the type is made of its spec. 0, or -1 with an exception. */

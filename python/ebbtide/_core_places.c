@@ -11,9 +11,13 @@
  */
 #include "_core.h"
 
+/* None of these is owned: a unit, which owns them, takes itself out when it goes. */
 typedef struct shelf {
-    unit *unit; /* not owned: a unit takes itself out when it goes. NULL: a dict like any other */
+    unit *unit;          /* NULL: a dict like any other */
     size_t first, count; /* the unit's swaps that are in this dict */
+    /* The first of them, here too: to look for it elsewhere is to wait for memory, which a model of
+       many small layers notices. */
+    PyObject *parked, *real;
 } shelf;
 
 /* Behind what a dict has of its own, which the stable ABI does not tell: the same in every interpreter
@@ -25,9 +29,11 @@ static shelf *shelf_of(PyObject *self)
     return (shelf *)((char *)self + offset);
 }
 
-void places_bind(PyObject *self, unit *u, size_t first, size_t count)
+void places_bind(PyObject *self, unit *u, size_t first, size_t count, PyObject *parked,
+                 PyObject *real)
 {
-    *shelf_of(self) = (shelf){.unit = u, .first = first, .count = count};
+    *shelf_of(self) =
+        (shelf){.unit = u, .first = first, .count = count, .parked = parked, .real = real};
 }
 
 void places_release(PyObject *self, const unit *u)
@@ -40,7 +46,21 @@ void places_release(PyObject *self, const unit *u)
 static PyObject *real_of(PyObject *self, PyObject *value)
 {
     const shelf *s = shelf_of(self);
-    return s->unit ? unit_real(s->unit, s->first, s->count, value) : value;
+    if (!s->unit)
+        return value;
+    switch (unit_shows(s->unit)) {
+    case PARKED:
+        return value;
+    case OWN:
+        if (value == s->parked)
+            return s->real;
+        if (s->count == 1)
+            return value;
+        break;
+    case OTHERS:
+        break;
+    }
+    return unit_real(s->unit, s->first, s->count, value);
 }
 
 static PyObject *places_subscript(PyObject *self, PyObject *key)

@@ -92,7 +92,8 @@ static void bind(unit *u)
         if (u->swaps[i].place != u->swaps[first].place)
             first = i;
         if (u->swaps[i].looked_up)
-            places_bind(u->swaps[i].place, u, first, i - first + 1);
+            places_bind(u->swaps[i].place, u, first, i - first + 1, u->swaps[first].parked,
+                        u->swaps[first].real);
     }
 }
 
@@ -230,10 +231,13 @@ static int put(const swap *s, PyObject *what)
     return PyList_SetItem(s->place, s->index, what);
 }
 
+shown unit_shows(const unit *u)
+{
+    return !u->open ? PARKED : u->reals ? OTHERS : OWN;
+}
+
 PyObject *unit_real(const unit *u, size_t first, size_t count, PyObject *parked)
 {
-    if (!u->open)
-        return parked;
     for (size_t i = first; i < first + count && i < u->swap_count; i++) {
         const swap *s = &u->swaps[i];
         if (s->parked != parked)
