@@ -110,7 +110,8 @@ PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64
 typedef struct piece {
     uint64_t offset, bytes, signature;
     const void *host;
-    bool pinned; /* by this unit, where not all are resident */
+    bool pinned;     /* by this unit, where not all are resident */
+    uint64_t staged; /* if it is not: where it was when the unit was entered last */
 } piece;
 
 typedef struct unit unit;
@@ -126,6 +127,10 @@ int unit_go_out(unit *u);
 /* What stands for a parked tensor, one of `count` swaps from `first` on, now: the real one if the unit
    is entered, else itself. Borrowed. */
 PyObject *unit_real(const unit *u, size_t first, size_t count, PyObject *parked);
+
+/* Whether somebody is in, and an address is one of the memory that its weights are in, which is somebody
+   else's when it is left. */
+bool unit_covers(const unit *u, uint64_t at);
 
 /* Its places or weights are not what they were: it is not entered any more. */
 void unit_stale(unit *u);
