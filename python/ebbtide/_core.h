@@ -110,7 +110,8 @@ PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64
 typedef struct piece {
     uint64_t offset, bytes, signature;
     const void *host;
-    bool pinned; /* by this unit, where not all are resident */
+    bool pinned;     /* by this unit, where not all are resident */
+    uint64_t staged; /* if it is not: where it was when the unit was entered last */
 } piece;
 
 typedef struct unit unit;
@@ -131,6 +132,10 @@ shown unit_shows(const unit *u);
 /* What stands for a parked tensor, one of `count` swaps from `first` on, in a unit that shows real ones.
    Borrowed; itself, if it is none of them. */
 PyObject *unit_real(const unit *u, size_t first, size_t count, PyObject *parked);
+
+/* Whether somebody is in, and an address is one of the memory that its weights are in, which is somebody
+   else's when it is left. */
+bool unit_covers(const unit *u, uint64_t at);
 
 /* Its places or weights are not what they were: it is not entered any more. */
 void unit_stale(unit *u);

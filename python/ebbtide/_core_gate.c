@@ -12,6 +12,7 @@ typedef struct gate {
     PyObject_HEAD PyObject *module; /* a weak reference */
     PyObject *function, *own;       /* the class's forward(), or the instance's own */
     PyObject *grad_enabled, *local; /* PyTorch's function; the thread's own state */
+    PyObject *tensor, *address_of;  /* PyTorch's type, and its data_ptr() */
     PyObject *unit;                 /* or NULL */
     PyObject *run_name;             /* "run", of the thread's state: the unit of several it is in */
     char slow, root, run, enters, leaves;
@@ -20,10 +21,10 @@ typedef struct gate {
 static int gate_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
     gate *g = (gate *)self;
-    PyObject *module, *function, *own, *grad_enabled, *local;
+    PyObject *module, *function, *own, *grad_enabled, *local, *tensor;
     int root;
-    if (keywords || !PyArg_ParseTuple(arguments, "OOOOOp", &module, &function, &own, &grad_enabled,
-                                      &local, &root))
+    if (keywords || !PyArg_ParseTuple(arguments, "OOOOOO!p", &module, &function, &own,
+                                      &grad_enabled, &local, &PyType_Type, &tensor, &root))
         return -1;
     if (g->module) {
         PyErr_SetString(PyExc_TypeError, "a gate is made once");
@@ -37,6 +38,10 @@ static int gate_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     Py_INCREF(g->own = own);
     Py_INCREF(g->grad_enabled = grad_enabled);
     Py_INCREF(g->local = local);
+    Py_INCREF(g->tensor = tensor);
+    g->address_of = PyObject_GetAttrString(tensor, "data_ptr");
+    if (!g->address_of)
+        return -1;
     g->root = (char)root;
     g->slow = g->enters = g->leaves = 1;
     return 0;
@@ -50,6 +55,8 @@ static int gate_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(g->own);
     Py_VISIT(g->grad_enabled);
     Py_VISIT(g->local);
+    Py_VISIT(g->tensor);
+    Py_VISIT(g->address_of);
     Py_VISIT(g->unit);
     Py_VISIT(Py_TYPE(self));
     return 0;
@@ -63,6 +70,8 @@ static int gate_clear(PyObject *self)
     Py_CLEAR(g->own);
     Py_CLEAR(g->grad_enabled);
     Py_CLEAR(g->local);
+    Py_CLEAR(g->tensor);
+    Py_CLEAR(g->address_of);
     Py_CLEAR(g->unit);
     Py_CLEAR(g->run_name);
     return 0;
@@ -138,6 +147,59 @@ static void out(gate *g, PyObject *its)
     }
 }
 
+enum { DEEP = 4 }; /* results in results that are looked at */
+
+/* Whether a result, or a tensor in it, is over memory of the unit's weights: a table that is given away
+   by its rows, say. When the unit is left, something else will be there. */
+static bool holds(const gate *g, const unit *u, PyObject *what, int deep)
+{
+    if (what == Py_None)
+        return false;
+    if (PyObject_TypeCheck(what, (PyTypeObject *)g->tensor)) {
+        PyObject *address = PyObject_CallFunctionObjArgs(g->address_of, what, NULL);
+        /* A parked tensor has none, nor has one that is more than its memory. */
+        bool known = address && PyLong_Check(address);
+        uint64_t at = known ? PyLong_AsUnsignedLongLong(address) : 0;
+        Py_XDECREF(address);
+        PyErr_Clear();
+        return at && unit_covers(u, at);
+    }
+    Py_ssize_t at = 0;
+    PyObject *key, *value;
+    while (deep && PyDict_Check(what) && PyDict_Next(what, &at, &key, &value))
+        if (holds(g, u, value, deep - 1))
+            return true;
+    bool tuple = PyTuple_Check(what), list = PyList_Check(what);
+    for (Py_ssize_t i = 0; deep && (tuple || list); i++) {
+        if (i >= (tuple ? PyTuple_Size(what) : PyList_Size(what)))
+            break;
+        if (holds(g, u, tuple ? PyTuple_GetItem(what, i) : PyList_GetItem(what, i), deep - 1))
+            return true;
+    }
+    return false;
+}
+
+/* The same for Python: _holds(unit, result). */
+static PyObject *gate_holds(PyObject *self, PyObject *arguments)
+{
+    gate *g = (gate *)self;
+    PyObject *its, *result;
+    const state *s = state_of(self);
+    if (!s || !PyArg_ParseTuple(arguments, "O!O", s->types[UNIT], &its, &result))
+        return NULL;
+    return PyBool_FromLong(g->address_of && holds(g, (unit *)its, result, DEEP));
+}
+
+/* A result that stays what it is when the unit is left: _lasting() makes it. Takes `result`. */
+static PyObject *lasting(PyObject *self, PyObject *its, PyObject *result)
+{
+    PyObject *name = PyUnicode_InternFromString("_lasting");
+    PyObject *made = name ? PyObject_CallMethodObjArgs(self, name, its, result, NULL) : NULL;
+    Py_XDECREF(name);
+    Py_DECREF(result);
+    return made;
+}
+
 static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     gate *g = (gate *)self;
@@ -165,6 +227,8 @@ static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
     if (g->run && g->enters)
         PyObject_SetAttr(g->local, g->run_name, its);
     PyObject *result = forward(g, args, kwargs);
+    if (result && holds(g, (unit *)its, result, DEEP))
+        result = lasting(self, its, result);
     if (g->leaves)
         out(g, its);
     Py_DECREF(its);
@@ -199,6 +263,13 @@ static int gate_set_unit(PyObject *self, PyObject *given, void *unused)
     return 0;
 }
 
+static PyMethodDef gate_methods[] = {
+    {"_holds", gate_holds, METH_VARARGS,
+     "_holds($self, unit, result, /)\n--\n\nWhether a result is over memory of the unit's "
+     "weights."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyGetSetDef gate_getset[] = {
     {"unit", gate_unit, gate_set_unit, "the unit it leads into, or None", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -220,6 +291,7 @@ static PyType_Slot gate_slots[] = {
     {Py_tp_traverse, (void *)gate_traverse},
     {Py_tp_clear, (void *)gate_clear},
     {Py_tp_dealloc, (void *)gate_dealloc},
+    {Py_tp_methods, gate_methods},
     {Py_tp_getset, gate_getset},
     {Py_tp_members, gate_members},
     {0, NULL},

@@ -6,8 +6,9 @@
  * modules is touched: to exchange a tensor in each of a thousand dicts, none of which is in the
  * processor's caches, costs more than everything else together.
  *
- * What reads a dict behind its back (PyDict_GetItem(), dict(places)) gets parked tensors, which are
- * slow there and right. Whoever puts something in makes the unit stale.
+ * What reads a dict behind its back (PyDict_GetItem()) gets parked tensors, which are slow there and
+ * right. Whoever puts something in makes the unit stale; _offload/lasting.py sees to it that it is
+ * nothing that is real only as long as a unit is entered.
  */
 #include "_core.h"
 
@@ -96,14 +97,20 @@ static int places_put(PyObject *self, PyObject *key, PyObject *value)
 static PyObject *places_now(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    PyObject *now = PyDict_Copy(self), *key, *value;
+    PyObject *now = PyDict_New(), *key, *value;
     Py_ssize_t at = 0;
-    while (now && PyDict_Next(self, &at, &key, &value)) {
-        PyObject *real = real_of(self, value);
-        if (real != value && PyDict_SetItem(now, key, real) < 0)
+    while (now && PyDict_Next(self, &at, &key, &value))
+        if (PyDict_SetItem(now, key, real_of(self, value)) < 0)
             Py_CLEAR(now);
-    }
     return now;
+}
+
+/* Its keys, as ever. But dict(places), {**places} and places | other look values up one by one where a
+   dict has an iterator of its own, and would take what is in it otherwise. */
+static PyObject *places_iterator(PyObject *self)
+{
+    getiterfunc keys = (getiterfunc)PyType_GetSlot(&PyDict_Type, Py_tp_iter);
+    return keys(self);
 }
 
 static PyMethodDef methods[] = {
@@ -115,6 +122,7 @@ static PyMethodDef methods[] = {
 static PyType_Slot slots[] = {
     {Py_tp_doc, (void *)"An offloaded module's parameters, or buffers."},
     {Py_tp_methods, methods},
+    {Py_tp_iter, (void *)places_iterator},
     {Py_mp_subscript, (void *)places_subscript},
     {Py_mp_ass_subscript, (void *)places_put},
     {0, NULL},

@@ -233,12 +233,17 @@ static int put(const swap *s, PyObject *what)
 
 shown unit_shows(const unit *u)
 {
-    return !u->open ? PARKED : u->reals ? OTHERS : OWN;
+    return !u->open ? PARKED : u->reals || u->stale ? OTHERS : OWN;
 }
 
 PyObject *unit_real(const unit *u, size_t first, size_t count, PyObject *parked)
 {
-    for (size_t i = first; i < first + count && i < u->swap_count; i++) {
+    size_t end = first + count;
+    if (u->stale) {
+        first = 0; /* it may have been put into another dict since */
+        end = u->swap_count;
+    }
+    for (size_t i = first; i < end && i < u->swap_count; i++) {
         const swap *s = &u->swaps[i];
         if (s->parked != parked)
             continue;
@@ -379,9 +384,10 @@ static bool pin_pieces(unit *u, PyObject *staged, ebb_stream stream)
 {
     for (size_t i = 0; i < u->piece_count; i++) {
         piece *p = &u->pieces[i];
-        if (staged && PyObject_IsTrue(PyList_GetItem(staged, (Py_ssize_t)i)) == 1)
+        p->staged = PyLong_AsUnsignedLongLong(PyList_GetItem(staged, (Py_ssize_t)i));
+        if (p->staged && !PyErr_Occurred())
             continue;
-        if (!pin_range(u, p->offset, p->bytes, p->signature, stream, true)) {
+        if (PyErr_Occurred() || !pin_range(u, p->offset, p->bytes, p->signature, stream, true)) {
             unpin_pieces(u, stream);
             return false;
         }
@@ -441,7 +447,7 @@ static PyObject *unit_enter(PyObject *self, PyObject *unused)
     return in < 0 ? NULL : PyBool_FromLong(in);
 }
 
-/* enter_with(staged, reals): the same, whatever it takes: of pieces with a true value in `staged` the
+/* enter_with(staged, reals): the same, whatever it takes: of pieces with an address in `staged` the
    tensors of `reals` go in, and the others are pinned. */
 static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
 {
@@ -463,6 +469,8 @@ static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
     if (!pinned || !install(u, reals)) {
         unpin_pieces(u, stream);
         u->depth = 0;
+        if (PyErr_Occurred())
+            return NULL;
         Py_RETURN_FALSE;
     }
     u->whole = false;
@@ -472,6 +480,27 @@ static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
     if (all)
         sign_runs(u);
     Py_RETURN_TRUE;
+}
+
+bool unit_covers(const unit *u, uint64_t at)
+{
+    if (!u->depth || !u->vbar)
+        return false;
+    for (size_t i = 0; u->whole && i < u->run_count; i++)
+        if (at - u->vbar->address - u->runs[i].offset < u->runs[i].bytes)
+            return true;
+    for (size_t i = 0; !u->whole && i < u->piece_count; i++) {
+        const piece *p = &u->pieces[i];
+        if (at - (p->pinned ? u->vbar->address + p->offset : p->staged) < p->bytes)
+            return true;
+    }
+    return false;
+}
+
+static PyObject *unit_covers_(PyObject *self, PyObject *address)
+{
+    uint64_t at = PyLong_AsUnsignedLongLong(address);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(unit_covers((unit *)self, at));
 }
 
 /* Take back what one enter() pinned, on the stream that used it. */
@@ -619,6 +648,8 @@ static PyMethodDef unit_methods[] = {
      "The same, with other tensors for the pieces that are staged."},
     {"enter_again", unit_enter_again, METH_NOARGS,
      "enter_again($self, /)\n--\n\nOnce more, where somebody is in: whether somebody was."},
+    {"covers", unit_covers_, METH_O,
+     "covers($self, address, /)\n--\n\nWhether it is in use for the unit, which is entered."},
     {"leave", unit_leave, METH_NOARGS, "leave($self, /)\n--\n\nPark its tensors, and unpin."},
     {"forget", unit_forget, METH_O,
      "forget($self, piece, /)\n--\n\nThe piece's contents on the host have changed."},

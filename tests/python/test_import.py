@@ -93,7 +93,7 @@ def test_what_cannot_be_set_is_a_property_in_the_stub(kind):
     settable = {
         _core.Device: {"limit", "headroom", "_stream_at", "_stream_of"},
         _core.Unit: {"stale", "base", "version"},
-        _core.Gate: {"unit", "slow", "run", "enters", "leaves"},
+        _core.Gate: {"unit", "slow", "root", "run", "enters", "leaves"},
     }
     found = {
         node.target.id for node in stub()[kind.__name__].body if isinstance(node, ast.AnnAssign)

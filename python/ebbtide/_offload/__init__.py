@@ -20,6 +20,7 @@ def _unseen() -> None:
     if not hasattr(frames, "set_code_exec_strategy"):
         # Of 2.6: gates switch it off and on themselves.
         frames.skip_code(gates.Gate._call.__code__)
+        frames.skip_code(gates.Gate._lasting.__code__)
         return
     action, strategy = frames._FrameAction, frames._FrameExecStrategy
     alone, with_all = strategy(action.SKIP, action.DEFAULT), strategy(action.SKIP, action.SKIP)

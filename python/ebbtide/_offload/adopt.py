@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ebbtide import _core
-from ebbtide._offload import host, places, units
+from ebbtide._offload import host, places, recurrent, units
 from ebbtide._offload.parked import Parked, Piece, host_of, park
 from ebbtide._offload.unit import Binding
 
@@ -84,6 +85,8 @@ class Weights:
         self.staying = WeakTensorKeyDictionary()  # buffers that were seen to be written
         self.small = 0  # weights up to this size stay on the GPU
         self.regions: dict[int, Region] = {}  # by tensor, where in its storage it is
+        self.tied: set[int] = set()  # tensors that are in several places
+        self.left_alone: set[int] = set()  # tensors of modules that are excluded, wherever they are
         self.warned = False
 
     def name_of(self, module: nn.Module) -> str:
@@ -101,6 +104,8 @@ class Weights:
                     yield place, key, tensor, buffer
 
     def _pageable(self, tensor: torch.Tensor, buffer: bool) -> bool:
+        if id(tensor) in self.left_alone:
+            return False
         if isinstance(tensor, Parked):
             return True
         if buffer and (tensor.nbytes <= KEPT_BUFFER or tensor in self.staying):
@@ -118,13 +123,22 @@ class Weights:
         for top_name, top in tops:
             for name, module in top.named_modules(met, top_name):
                 self.names[module] = name
+                recurrent.let_go(module)
         self.small = 0
-        found = {
-            id(tensor): tensor
+        self.left_alone = {
+            id(tensor)
+            for module, name in self.names.items()
+            if self._excluded(name)
+            for _, _, tensor, _ in self._places(module)
+        }
+        everywhere = [
+            tensor
             for module in self.names
             for _, _, tensor, buffer in self._places(module)
             if self._pageable(tensor, buffer)
-        }
+        ]
+        found = {id(tensor): tensor for tensor in everywhere}
+        self.tied = {key for key, n in Counter(map(id, everywhere)).items() if n > 1}
         plain = [t for t in found.values() if not isinstance(t, Parked)]
         self.regions = regions(plain)
         small = sum(t.nbytes for t in plain if t.nbytes <= KEPT_WEIGHT)
@@ -169,7 +183,8 @@ class Weights:
         self.lender.begin()
         done: dict[int, Piece] = {}  # by region
         found: dict[nn.Module, list[Binding]] = {}
-        parked_by: dict[int, Parked] = {}
+        # By tensor, which is held so that nothing else is at its address.
+        parked_by: dict[int, tuple[Parked, torch.Tensor]] = {}
         for choice in choices:
             self.arena.reserve(self._sizes(choice, done))
             for module in choice.owners:
@@ -181,27 +196,29 @@ class Weights:
                     full = f"{name}.{key}" if name else key
                     if not self._pageable(tensor, buffer):
                         continue
-                    parked = parked_by.get(id(tensor))
-                    if parked is None:
-                        parked = self._park(tensor, done)
-                        parked_by[id(parked)] = parked
+                    known = parked_by.get(id(tensor))
+                    parked = known[0] if known else self._park(tensor, done)
+                    if parked is tensor or id(tensor) in self.tied:
+                        parked_by[id(tensor)] = (parked, tensor)
                     if place[key] is not parked:
                         place[key] = parked
                     parked._piece.model = weakref.ref(model)
                     bindings.append(Binding(module, place, key, full, parked))
+                recurrent.take(module)
                 bindings += self._in_lists(module, bindings)
         self.bindings = [b for several in found.values() for b in several]
         return found
 
     def _in_lists(self, module: nn.Module, bindings: list[Binding]) -> list[Binding]:
-        """Lists of a module that hold its weights too (nn.LSTM's flat weights)."""
+        """Lists of a module that hold its weights too, or refer to them (recurrent.py)."""
         more = []
-        by_id = {id(b.parked): b for b in bindings}
+        own = {id(b.parked) for b in bindings}
         for name, value in module.__dict__.items():
-            if isinstance(value, list):
-                for i, item in enumerate(value):
-                    if isinstance(item, Parked) and id(item) in by_id:
-                        more.append(Binding(module, value, i, f"{name}[{i}]", item))
+            for i, item in enumerate(value if isinstance(value, list) else ()):
+                weak = isinstance(item, weakref.ref)
+                tensor = item() if weak else item
+                if isinstance(tensor, Parked) and id(tensor) in own:
+                    more.append(Binding(module, value, i, f"{name}[{i}]", tensor, weak))
         return more
 
     def _sizes(self, choice: units.Choice, done: dict[int, Piece]) -> list[int]:
@@ -258,25 +275,44 @@ class Weights:
 
     def keep_the_rest(self, owners: set[nn.Module]) -> None:
         """What is not parked goes to the GPU. That ends what survey() has begun."""
+        others: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for module, name in list(self.names.items()):
             for place, key, tensor, buffer in list(self._places(module)):
-                kept = module not in owners
-                if kept or not self._pageable(tensor, buffer) or self._excluded(name):
+                if module in owners and self._pageable(tensor, buffer):
+                    continue
+                if isinstance(tensor, Parked):
+                    self._bring(place, key, tensor, others)
+                else:
                     self._keep(place, key, tensor, f"{name}.{key}" if name else key)
-        self.regions = {}
+            if module not in owners:
+                recurrent.give_back(module)
+        self.regions, self.tied, self.left_alone = {}, set(), set()
+
+    def _bring(
+        self,
+        place: Any,
+        key: Any,
+        parked: Parked,
+        others: dict[int, tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """A weight that was parked is a tensor of the GPU. `others`: those for which it is another
+        one, and which."""
+        if id(parked) not in others:
+            with torch.no_grad():
+                plain = torch.empty_like(host_of(parked), device=self.torch_device)
+                plain.copy_(host_of(parked))
+            plain = _as_it_was(parked, plain)
+            try:
+                torch.utils.swap_tensors(parked, plain)
+                return
+            except RuntimeError:
+                others[id(parked)] = (plain, parked)
+        place[key] = others[id(parked)][0]
 
     def _keep(self, place: Any, key: Any, tensor: torch.Tensor, name: str) -> None:
         """A tensor that does not page is on the GPU, once and for all."""
         if tensor.device.type == "meta":
             raise ValueError(f"{name} has no values (it is on the meta device): load them first")
-        if isinstance(tensor, Parked):
-            with torch.no_grad():
-                plain = torch.empty_like(host_of(tensor), device=self.torch_device)
-                plain.copy_(host_of(tensor))
-            if tensor._is_param:
-                plain = nn.Parameter(plain, tensor.requires_grad)
-            torch.utils.swap_tensors(tensor, plain)
-            return
         if tensor.device == self.torch_device:
             return
         if units.is_plain(tensor) or tensor.numel() == 0:
@@ -296,12 +332,11 @@ class Weights:
 
     # ---- what the model writes -------------------------------------------------------------------
 
-    def save(self, b: Binding) -> bool:
-        """If the model itself has written to a weight, the host gets its values. True: it is a
-        buffer, and stays on the GPU from now on, for it is likely to be written again."""
-        made = b.place[b.key]
-        since = getattr(made, "_ebbtide_version", None)  # None: somebody else's
-        if since is None or since == made._version:
+    def save(self, b: Binding, made: Any) -> bool:
+        """If the model itself has written to a weight, which `made` stands for, the host gets its
+        values. True: it is a buffer, and stays on the GPU from now on, for it is likely to be
+        written again."""
+        if made._ebbtide_version == made._version:
             return False
         made._ebbtide_version = made._version
         with torch.no_grad():
@@ -313,7 +348,8 @@ class Weights:
             b.piece.changed()
             if b.parked._is_param or not self._alone(b):
                 return False
-            self._let_stay(b, made.detach().clone())
+            if b.there() is made:
+                self._let_stay(b, made.detach().clone())
             return True
 
     def _alone(self, binding: Binding) -> bool:
@@ -332,10 +368,16 @@ class Weights:
 
     def give_back(self, device: torch.device) -> None:
         """Plain tensors again, in the places of all that are parked."""
+        for module in list(self.names):
+            recurrent.let_go(module)
         done: dict[int, torch.Tensor] = {}
+        others: dict[int, torch.Tensor] = {}  # for parked tensors that cannot become plain ones
         for b in self.bindings:
             parked = b.parked
-            if not isinstance(parked, Parked):
+            if not isinstance(parked, Parked) or b.weak:
+                continue
+            if id(parked) in others:
+                b.place[b.key] = others[id(parked)]
                 continue
             piece = parked._piece
             if id(piece) not in done:
@@ -347,18 +389,25 @@ class Weights:
                 parked.storage_offset(),
                 of=done[id(piece)],
             )
-            if parked._is_param:
-                plain = nn.Parameter(plain, parked.requires_grad)
-            for name, value in parked.__dict__.items():
-                if name not in ("_piece", "_is_param"):
-                    setattr(plain, name, value)
+            plain = _as_it_was(parked, plain)
             try:
                 torch.utils.swap_tensors(parked, plain)
             except RuntimeError:
-                b.place[b.key] = plain
+                b.place[b.key] = others[id(parked)] = plain
         self.bindings = []
         for module in list(self.names):
             places.give_back(module)
+            recurrent.give_back(module)
+
+
+def _as_it_was(parked: Parked, plain: torch.Tensor) -> torch.Tensor:
+    """A plain tensor with all else that a parked one has."""
+    if parked._is_param:
+        plain = nn.Parameter(plain, parked.requires_grad)
+    for name, value in parked.__dict__.items():
+        if name not in ("_piece", "_is_param"):
+            setattr(plain, name, value)
+    return plain
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

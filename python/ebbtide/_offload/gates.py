@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from ebbtide import _core
+from ebbtide._offload import lasting
 from ebbtide._offload.parked import Parked
 
 if TYPE_CHECKING:
@@ -35,7 +36,13 @@ class Gate(_core.Gate):
         self._module = weakref.ref(module)
         self._forward = None if self._own is not None else type(module).forward
         super().__init__(
-            self._module, self._forward, self._own, torch.is_grad_enabled, model.local, root
+            self._module,
+            self._forward,
+            self._own,
+            torch.is_grad_enabled,
+            model.local,
+            torch.Tensor,
+            root,
         )
         self.model = model
         self.name = name
@@ -101,7 +108,7 @@ class Gate(_core.Gate):
         if self.enters:
             unit = model.enter(self)
         try:
-            return self._run(args, kwargs)
+            return self._checked(unit, self._run(args, kwargs))
         finally:
             if self.leaves and unit is not None:
                 model.leave(unit)
@@ -113,7 +120,7 @@ class Gate(_core.Gate):
         try:
             unit = model.enter(self) if self.unit is not None else None
             try:
-                return self._run(args, kwargs)
+                return self._checked(unit, self._run(args, kwargs))
             except BaseException as error:
                 model.failed(isinstance(error, torch.OutOfMemoryError))
                 raise
@@ -122,6 +129,22 @@ class Gate(_core.Gate):
                     model.leave(unit)
         finally:
             model.end()
+
+    def _checked(self, unit: Any, result: Any) -> Any:
+        """A result that does not end with the use of the unit."""
+        if unit is not None and self._holds(unit, result):
+            return self._lasting(unit, result)
+        return result
+
+    def _lasting(self, unit: Any, result: Any) -> Any:
+        self.model.gives.add(self.name)
+        if _compiler is None:
+            return lasting.copied(result, lambda value: self._holds(unit, value))
+        before = _compiler(None)
+        try:
+            return lasting.copied(result, lambda value: self._holds(unit, value))
+        finally:
+            _compiler(before)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         if torch.is_grad_enabled():
@@ -187,11 +210,14 @@ class Keep:
         self.passing = passing  # and of the ring
 
     def __call__(self, tensor: torch.Tensor) -> Any:
-        if tensor.device.type == "cuda" and not isinstance(tensor, Parked):
-            at = tensor.data_ptr()
-            if any(low <= at < high for low, high in (self.resident, *self.passing)):
-                return Gone()
+        plain = tensor.device.type == "cuda" and not isinstance(tensor, Parked)
+        if plain and self.knows(tensor.data_ptr()):
+            return Gone()
         return tensor.detach(), tensor._version
+
+    def knows(self, at: int) -> bool:
+        """Whether an address is one of weights in use."""
+        return any(low <= at < high for low, high in (self.resident, *self.passing))
 
 
 def _unpack(kept: Any) -> torch.Tensor:

@@ -73,11 +73,16 @@ def offload(
 
 def _refuse_twice(model: nn.Module) -> None:
     others = [m for station in list(Station._all.values()) for m in list(station.models)]
-    if any(model in other.weights.names for other in others if other.gates):
-        raise ValueError("this model, or one that it is part of, is offloaded already")
-    for part in model.modules():
-        if any(part in other.weights.names for other in others if other.gates):
-            raise ValueError(f"a part of this model, a {type(part).__name__}, is offloaded already")
+    for other in [m for m in others if m.gates]:
+        parts = other.parts()
+        if model in parts:
+            raise ValueError("this model, or one that it is part of, is offloaded already")
+        for part in model.modules():
+            if part in parts:
+                name = type(part).__name__
+                raise ValueError(f"a part of this model, a {name}, is offloaded already")
+        if any(part in other.weights.names for part in model.modules()):
+            other.let_go()  # it was taken out of that one
 
 
 class Offloaded:

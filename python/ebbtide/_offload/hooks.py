@@ -12,6 +12,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from ebbtide._offload.lasting import settled
 from ebbtide._offload.parked import Parked, host_of
 from ebbtide._offload.station import Station
 
@@ -26,11 +27,14 @@ def watch() -> None:
         _watching.append(register_module_module_registration_hook(_registered))
 
 
-def _registered(module: nn.Module, name: str, what: Any) -> None:
+def _registered(module: nn.Module, name: str, what: Any) -> Any:
+    """What is to be there instead, or None."""
     for station in list(Station._all.values()):
         for model in list(station.models):
             if module in model.weights.names:
                 model.dirty()
+    lasts = settled(what)
+    return None if lasts is what else lasts
 
 
 def hook_state(modules: Iterable[nn.Module]) -> None:

@@ -113,7 +113,8 @@ def _is_pinned(choice: units.Choice, pinned: list[str]) -> bool:
 def _put_gates(model: Model, choice: units.Choice, unit: Unit) -> None:
     last = len(choice.members) - 1
     for i, module in enumerate(choice.members):
-        if not model.learning and 0 < i < last:
+        inside = not model.learning and 0 < i < last
+        if inside and model.shown and choice.names[i] not in model.gives:
             continue
         gate = module.__dict__.get("forward")
         if not isinstance(gate, Gate):

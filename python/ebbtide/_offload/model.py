@@ -72,6 +72,8 @@ class Model:
         self.known: set[str] = set()  # names of modules, when their order was last thought over
         self.atomic: frozenset[str] = frozenset()  # modules that read what is in them
         self.starts: frozenset[str] = frozenset()  # modules that are the first of a run
+        self.gives: set[str] = set()  # modules whose results were over weights' memory
+        self.shown = False  # one pass has shown which those are
         self.pinned: list[str] = []
         self.vbar: VBAR | None = None
         self.keep = Keep((0, 0), self.station.ring_range)
@@ -138,6 +140,19 @@ class Model:
         else:
             self.gates.add(Gate(root, self, self.name, root=True))
         return root
+
+    def parts(self) -> set[nn.Module]:
+        """Its modules, as they are now."""
+        with contextlib.suppress(_core.Gone):
+            return {module for _, top in self._tops() for module in top.modules()}
+        return set()
+
+    def let_go(self) -> None:
+        """Of modules that are no part of it any more."""
+        with self.lock:
+            if self._busy():
+                raise _core.Busy("the model is running")
+            self.plan()
 
     # ---- planning --------------------------------------------------------------------------------
 
@@ -240,6 +255,8 @@ class Model:
         if self._busy():
             return
         self.balance()
+        if self.called and not self.shown:
+            self._see_gives()
         changed = self.tracking and self.sequence.end()
         self.strange = self.strange + 1 if changed else 0
         if self.touched and self._see_touched():
@@ -294,6 +311,15 @@ class Model:
             self.learning = True
         self.unclean = True
         return True
+
+    def _see_gives(self) -> None:
+        """The first pass is over. Inside of a run there need be no gates any more, but before those
+        whose results have to be looked at."""
+        self.shown = True
+        for gate in list(self.gates):
+            if not (gate.enters or gate.leaves or gate.root or gate.name in self.gives):
+                gate.remove()
+                self.gates.discard(gate)
 
     def touch(self, piece: Piece) -> None:
         """An operator has read a weight that is parked."""
@@ -371,7 +397,7 @@ class Model:
         used."""
         unit.discard(self.mover)
         for b in unit.bindings if unit.stale else ():
-            tensor = b.place[b.key] if isinstance(b.place, list) else b.place.get(b.key)
+            tensor = None if b.weak else b.there()
             if tensor is not None and tensor.device.type == "cpu" and units.is_plain(tensor):
                 tensor.data = tensor.data.to(self.torch_device)
         unit.bare += 1
@@ -437,8 +463,8 @@ class Model:
 
     def save_written(self, unit: Unit) -> None:
         """Weights that the model itself has written to: the host gets their values."""
-        for b in unit.bindings:
-            if self.weights.save(b):
+        for b, made in unit.now():
+            if self.weights.save(b, made):
                 self.dirty()
 
     def drop_loads(self, but: Unit | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from ebbtide import _core
+from ebbtide._offload.lasting import settled
 
 NAMES = ("_parameters", "_buffers")
 
@@ -34,31 +35,38 @@ class Places(_core.Places):
         """A copy, or what was pickled, is a plain dict."""
         return dict, (self._now(),)
 
-    # ---- writing, likewise ----
+    # ---- writing, where dict would not ask __setitem__ ----
 
-    def pop(self, *args: Any) -> Any:
-        self._changed()
-        return super().pop(*args)
-
-    def popitem(self) -> Any:
-        self._changed()
-        return super().popitem()
-
-    def clear(self) -> None:
-        self._changed()
-        super().clear()
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, settled(value))
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        self._changed()
-        super().update(*args, **kwargs)
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
 
-    def setdefault(self, *args: Any) -> Any:
-        self._changed()
-        return super().setdefault(*args)
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
 
     def __ior__(self, other: Any) -> Any:
         self.update(other)
         return self
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        if key not in self:
+            return super().pop(key, *default)
+        found = settled(self[key])
+        del self[key]
+        return found
+
+    def popitem(self) -> Any:
+        key = next(reversed(self), None)
+        return super().popitem() if key is None else (key, self.pop(key))
+
+    def clear(self) -> None:
+        self._changed()
+        super().clear()
 
 
 def take(module: nn.Module, name: str) -> Places:

@@ -6,6 +6,7 @@ What of it is quick is _core's: going in and out where all of it is resident.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,15 +29,34 @@ GROUPS = 8  # weights that lie side by side are one, up to this part of a unit
 class Binding:
     """A place in a module that holds a weight."""
 
-    __slots__ = ("key", "module", "name", "parked", "piece", "place")
+    __slots__ = ("key", "module", "name", "parked", "piece", "place", "weak")
 
-    def __init__(self, module: nn.Module, place: Any, key: Any, name: str, parked: Parked) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        place: Any,
+        key: Any,
+        name: str,
+        parked: Parked,
+        weak: bool = False,
+    ) -> None:
         self.module = weakref.ref(module)
         self.place = place  # the dict or list
         self.key = key
         self.name = name
         self.parked = parked
         self.piece = parked._piece
+        self.weak = weak  # a weak reference to it is there
+
+    def of(self, tensor: Any) -> Any:
+        """What goes into the place, of a tensor."""
+        return weakref.ref(tensor) if self.weak else tensor
+
+    def there(self) -> Any:
+        """What is in the place now, or None."""
+        if isinstance(self.place, list):
+            return self.place[self.key] if self.key < len(self.place) else None
+        return self.place.get(self.key)
 
 
 class Group:
@@ -63,12 +83,15 @@ class Group:
 class Tensors:
     """What goes into a unit's places while it runs."""
 
-    __slots__ = ("bases", "reals", "versions")
+    __slots__ = ("bases", "passing", "reals", "versions")
 
-    def __init__(self, bases: list[torch.Tensor], reals: list[Any]) -> None:
+    def __init__(
+        self, bases: list[torch.Tensor], reals: list[Any], passing: dict[int, torch.Tensor]
+    ) -> None:
         # All tensors are views of these: whoever writes to one of them changes a version.
         self.bases = bases
-        self.reals = reals
+        self.reals = reals  # by binding
+        self.passing = passing  # by parked tensor
         self.versions = [base._version for base in bases]
 
     def written(self) -> bool:
@@ -103,11 +126,14 @@ class Unit(_core.Unit):
             self.numbers[id(piece)] = len(self.groups) - 1
         low, high = self.groups[0].offset, self.groups[-1].offset + self.groups[-1].bytes
         base = over(vbar, vbar.address + low, high - low)
+        self.own: dict[int, torch.Tensor] = {}  # by parked tensor, the one over the VBAR
         swaps = []
         for b in bindings:
             at = offsets[id(b.piece)] - low
-            made = real(b.parked, base[at : at + b.piece.nbytes])
-            swaps.append((b.place, b.key, b.parked, made, self.numbers[id(b.piece)]))
+            if id(b.parked) not in self.own:
+                self.own[id(b.parked)] = real(b.parked, base[at : at + b.piece.nbytes])
+            goes_in = b.of(self.own[id(b.parked)])
+            swaps.append((b.place, b.key, b.of(b.parked), goes_in, self.numbers[id(b.piece)]))
         pieces_ = [(g.offset, g.bytes, g.host) for g in self.groups]
         super().__init__(vbar, pieces_, swaps, COMPILE_BY)
         # All its tensors are views of one: whoever writes to one of them changes its version.
@@ -145,6 +171,7 @@ class Unit(_core.Unit):
             for number, address in enumerate(staged)
             if address
         }
+        passing: dict[int, torch.Tensor] = {}
         reals: list[Any] = []
         for b in self.bindings:
             number = self.numbers[id(b.piece)]
@@ -153,11 +180,20 @@ class Unit(_core.Unit):
                 reals.append(None)
                 continue
             at = self.offsets[id(b.piece)] - self.groups[number].offset
-            reals.append(real(b.parked, base[at : at + b.piece.nbytes]))
+            if id(b.parked) not in passing:
+                passing[id(b.parked)] = real(b.parked, base[at : at + b.piece.nbytes])
+            reals.append(b.of(passing[id(b.parked)]))
         if len(self.views) >= VIEWS:
             self.views.clear()
-        made = self.views[key] = Tensors(list(bases.values()), reals)
+        made = self.views[key] = Tensors(list(bases.values()), reals, passing)
         return made
+
+    def now(self) -> Iterator[tuple[Binding, torch.Tensor]]:
+        """While somebody is in: each weight, and what stands for it."""
+        passing = self.tensors.passing if self.tensors is not None else {}
+        for b in self.bindings:
+            if not b.weak:
+                yield b, passing.get(id(b.parked), self.own[id(b.parked)])
 
     def discard(self, mover: _core.Mover) -> None:
         """What is on its way comes for nothing."""

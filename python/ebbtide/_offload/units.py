@@ -180,5 +180,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout == torch.strided
         and tensor.numel() > 0
         and not tensor.is_quantized
+        and not (tensor.is_conj() or tensor.is_neg())
         and tensor.device.type in ("cpu", "cuda")
     )
