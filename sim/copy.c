@@ -36,8 +36,10 @@ static place locate(uint64_t address, uint64_t bytes, int device, int access)
     if (address + bytes < address) {
         return PLACE_NOWHERE;
     }
-    if (block != NULL) { /* one registration must cover all of it */
-        return address + bytes <= block->node.end ? PLACE_PINNED : PLACE_NOWHERE;
+    if (block != NULL) { /* one registration must cover all of it, and allow it */
+        bool kept = block->registered && (block->flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0;
+        bool allowed = !kept || (access & EBBSIM_WRITE) == 0;
+        return allowed && address + bytes <= block->node.end ? PLACE_PINNED : PLACE_NOWHERE;
     }
     mapping *m = sim_mapping_at(address);
     if (m == NULL) {

@@ -3,7 +3,9 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -69,10 +71,36 @@ CUresult sim_host_free(uint64_t address)
     return CUDA_SUCCESS;
 }
 
+/* Is part of it a file on a disk that is written through memory? The system pins no such pages for
+   writing: it could not tell when they change. */
+static bool written_through(uint64_t start, uint64_t end)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char *line = NULL;
+    size_t room = 0;
+    bool found = false;
+    while (maps != NULL && !found && getline(&line, &room, maps) > 0) {
+        unsigned long from, to, inode;
+        char access[5], path[6] = "";
+        if (sscanf(line, "%lx-%lx %4s %*s %*s %lu %5s", &from, &to, access, &inode, path) >= 4) {
+            bool disk = inode != 0 && strcmp(path, "/dev/") != 0 && strcmp(path, "/memf") != 0;
+            found = disk && access[1] == 'w' && access[3] == 's' && from < end && to > start;
+        }
+    }
+    free(line);
+    if (maps != NULL) {
+        fclose(maps);
+    }
+    return found;
+}
+
 /* Is the program's memory there, and writable unless it is to be read only? Pins it in a way: the
    pages are brought in, as they are for a GPU. */
 static bool can_be_pinned(uint64_t address, uint64_t size, unsigned flags)
 {
+    if ((flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0 && written_through(address, address + size)) {
+        return false;
+    }
 #if defined(MADV_POPULATE_READ) && defined(MADV_POPULATE_WRITE)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t start = address / page * page, end = (address + size + page - 1) / page * page;

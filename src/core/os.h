@@ -68,8 +68,9 @@ void ebb__os_host_free(void *memory, size_t bytes);
 /* What a range of this process's addresses is mapped to. */
 typedef struct ebb__mapping {
     uintptr_t start,
-        end;        /* if one mapping of a file holds the range: of that. Else the range's own */
-    bool read_only; /* it cannot be written, or only in a copy of the program's own of a file */
+        end; /* if one mapping of a file holds the range: of that. Else the range's own */
+    bool
+        read_only; /* it cannot be written, or is a file's: the system pins none of those for writing */
 } ebb__mapping;
 
 /* false: something of it is not mapped or cannot be read, or the system does not say. */

@@ -176,7 +176,7 @@ void ebb__os_host_free(void *memory, size_t bytes)
 /* A line of /proc/self/maps: 7f0000000000-7f0000100000 r--p 00000000 08:01 1234   /a/file */
 typedef struct area {
     uintptr_t start, end;
-    bool readable, writable, shared, file;
+    bool readable, writable, file;
 } area;
 
 static bool area_read(const char *line, area *a)
@@ -189,7 +189,6 @@ static bool area_read(const char *line, area *a)
                 .end = end,
                 .readable = access[0] == 'r',
                 .writable = access[1] == 'w',
-                .shared = access[3] == 's',
                 .file = inode != 0};
     return true;
 }
@@ -210,7 +209,7 @@ bool ebb__os_mapping(const void *address, size_t bytes, ebb__mapping *mapping)
             continue;
         if (a.start > seen || !a.readable)
             break;
-        mapping->read_only |= !a.writable || (a.file && !a.shared);
+        mapping->read_only |= !a.writable || a.file;
         if (a.file && a.start <= from && a.end >= end) {
             mapping->start = a.start;
             mapping->end = a.end;

@@ -204,7 +204,7 @@ static void where_the_whole_file_cannot_be_had_a_part_is(void)
     enum { BYTES = 1 << 20 };
     unsigned char *file = mapped_file(BYTES, PROT_READ | PROT_WRITE, MAP_SHARED);
     /* Somebody else has registered part of it. */
-    MUST(c.driver.cuMemHostRegister(file + BYTES / 2, 8192, 0));
+    MUST(c.driver.cuMemHostRegister(file + BYTES / 2, 8192, CU_MEMHOSTREGISTER_READ_ONLY));
     CHECK_EQ(ebb_host_borrow(c.device, file + 5, 100000), EBB_OK);
     CHECK(travels(&c, v, file + 5, 100000));
     CHECK(!pinned(&c, file) && !pinned(&c, file + 100005));

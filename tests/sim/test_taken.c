@@ -3,6 +3,8 @@
  * goes on, touches nothing that is gone, and keeps its books.
  */
 #define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "sim_kit.h"
@@ -283,6 +285,29 @@ static void a_word_nobody_can_reach_is_refused(void)
 
 /* ---- sizes beyond the end --------------------------------------------------------------------------- */
 
+static void a_file_that_memory_writes_through_is_pinned_for_reading_only(void)
+{
+    scene s;
+    set(&s);
+    const ebb__driver *cu = &s.k.driver;
+    char name[] = "/var/tmp/ebbtide_taken.XXXXXX";
+    int file = mkstemp(name);
+    CHECK(file >= 0 && unlink(name) == 0 && ftruncate(file, BYTES) == 0);
+    void *at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    CHECK_EQ(cu->cuMemHostRegister(at, BYTES, 0), CUDA_ERROR_INVALID_VALUE);
+    OK(cu->cuMemHostRegister(at, BYTES, CU_MEMHOSTREGISTER_READ_ONLY));
+    OK(cu->cuMemcpyHtoDAsync(s.page, at, BYTES, s.a));
+    CHECK_EQ(cu->cuMemcpyDtoHAsync(at, s.page, BYTES, s.a), CUDA_ERROR_INVALID_VALUE);
+    OK(cu->cuStreamSynchronize(s.a));
+    OK(cu->cuMemHostUnregister(at));
+    OK(cu->cuMemcpyDtoHAsync(at, s.page, BYTES, s.a));
+    OK(cu->cuStreamSynchronize(s.a));
+    munmap(at, BYTES);
+    CHECK_EQ(ebbsim_hazards(), 0);
+    CHECK(ebbsim_check() == NULL);
+}
+
 static void a_range_that_ends_behind_the_last_address_is_refused(void)
 {
     scene s;
@@ -319,6 +344,7 @@ int main(void)
     RUN(a_word_a_device_has_no_access_to_is_refused);
     RUN(work_of_a_device_without_access);
     RUN(a_graph_of_a_device_that_lost_access);
+    RUN(a_file_that_memory_writes_through_is_pinned_for_reading_only);
     RUN(a_range_that_ends_behind_the_last_address_is_refused);
     ebbsim_reset();
     return REPORT();

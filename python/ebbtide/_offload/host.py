@@ -133,11 +133,10 @@ class Lender:
         loan = self.loans.get(address)
         if loan is not None:
             return flat, loan
-        if tensor.is_pinned():
-            return flat, None
-        if size < mmap.PAGESIZE or not self._mapped(address):
-            return None
-        if not self.mover.borrow(address, size):
+        # A file may be pinned because another weight of it is borrowed: that is no weight's own.
+        if not self._mapped(address):
+            return (flat, None) if tensor.is_pinned() else None
+        if size < mmap.PAGESIZE or not self.mover.borrow(address, size):
             return None
         loan = self.loans[address] = Loan(self.mover, self.index, address, size)
         return flat, loan
