@@ -209,15 +209,16 @@ static double median_of_hits(ebb_vbar vbar, const uint64_t *signatures)
 }
 
 /*
- * The same hits beside 10,000 other VBARs with 100 pages each, and without, by turns: each time that the
- * others are there is compared with the times before and after it, so that a machine that becomes slower
- * for a while is not blamed on them.
+ * The same hits beside 10,000 other VBARs with 100 pages each, and without, by turns. A processor that is
+ * somebody else's, too, is slower by half for seconds, and that is not to be blamed on them: so the best
+ * turn with them is compared with the best without. The other ratio is the median of turns, each compared
+ * with the times before and after it.
  */
 static void measure_crowd(ebb_vbar vbar, const uint64_t *signatures)
 {
     enum { OTHERS = 10000, TURNS = 11 };
     static ebb_vbar others[OTHERS];
-    double alone = median_of_hits(vbar, signatures), beside[TURNS], ratios[TURNS];
+    double alone = median_of_hits(vbar, signatures), best = alone, beside[TURNS], ratios[TURNS];
     for (unsigned turn = 0; turn < TURNS; turn++) {
         for (unsigned i = 0; i < OTHERS; i++)
             others[i] = make(100 * PAGE);
@@ -227,9 +228,11 @@ static void measure_crowd(ebb_vbar vbar, const uint64_t *signatures)
         double after = median_of_hits(vbar, signatures);
         ratios[turn] = 2 * beside[turn] / (alone + after);
         alone = after;
+        best = after < best ? after : best;
     }
-    bench_spread(&b, "hit_beside_1000000_pages", beside, TURNS, "ns");
-    bench_spread(&b, "hit_beside_1000000_pages_ratio", ratios, TURNS, "x");
+    bench_spread(&b, "hit_beside_1000000_pages", beside, TURNS, "ns"); /* sorts them */
+    bench_spread(&b, "hit_beside_1000000_pages_ratio_of_turns", ratios, TURNS, "x");
+    bench_print(&b, "hit_beside_1000000_pages_ratio", beside[0] / best, "x");
 }
 
 static void measure_hit(void)
