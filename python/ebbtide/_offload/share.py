@@ -9,7 +9,8 @@ from ebbtide._offload.station import GRAIN, SLACK, Station
 from ebbtide.vbar import VBAR
 
 PEAKS = 16  # how long tensors' needs are remembered: two or three for a pass
-SPARE, MOST_SPARE = 16, 32 << 20  # part of a unit, and bytes, by which the ring is smaller
+# Part of a unit, and bytes, by which the ring is smaller: PyTorch's segments are often of 20 MiB.
+SPARE, MOST_SPARE = 8, 32 << 20
 
 
 class Share:
