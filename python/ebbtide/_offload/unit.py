@@ -126,12 +126,13 @@ class Unit(_core.Unit):
             self.numbers[id(piece)] = len(self.groups) - 1
         low, high = self.groups[0].offset, self.groups[-1].offset + self.groups[-1].bytes
         base = over(vbar, vbar.address + low, high - low)
-        self.own: dict[int, torch.Tensor] = {}  # by parked tensor, the one over the VBAR
-        swaps = []
+        found = {}
         for b in bindings:
             at = offsets[id(b.piece)] - low
-            if id(b.parked) not in self.own:
-                self.own[id(b.parked)] = real(b.parked, base[at : at + b.piece.nbytes])
+            found[id(b.parked)] = (b.parked, base[at : at + b.piece.nbytes])
+        self.own = reals(found)  # by parked tensor, the one over the VBAR
+        swaps = []
+        for b in bindings:
             goes_in = b.of(self.own[id(b.parked)])
             swaps.append((b.place, b.key, b.of(b.parked), goes_in, self.numbers[id(b.piece)]))
         pieces_ = [(g.offset, g.bytes, g.host) for g in self.groups]
@@ -171,21 +172,19 @@ class Unit(_core.Unit):
             for number, address in enumerate(staged)
             if address
         }
-        passing: dict[int, torch.Tensor] = {}
-        reals: list[Any] = []
+        found = {}
         for b in self.bindings:
             number = self.numbers[id(b.piece)]
-            base = bases.get(number)
-            if base is None:
-                reals.append(None)
-                continue
-            at = self.offsets[id(b.piece)] - self.groups[number].offset
-            if id(b.parked) not in passing:
-                passing[id(b.parked)] = real(b.parked, base[at : at + b.piece.nbytes])
-            reals.append(b.of(passing[id(b.parked)]))
+            if number in bases:
+                at = self.offsets[id(b.piece)] - self.groups[number].offset
+                found[id(b.parked)] = (b.parked, bases[number][at : at + b.piece.nbytes])
+        passing = reals(found)
+        goes_in = [
+            b.of(passing[id(b.parked)]) if id(b.parked) in passing else None for b in self.bindings
+        ]
         if len(self.views) >= VIEWS:
             self.views.clear()
-        made = self.views[key] = Tensors(list(bases.values()), reals, passing)
+        made = self.views[key] = Tensors(list(bases.values()), goes_in, passing)
         return made
 
     def now(self) -> Iterator[tuple[Binding, torch.Tensor]]:
@@ -208,17 +207,28 @@ def over(owner: Any, address: int, size: int) -> torch.Tensor:
         return torch.utils.dlpack.from_dlpack(owner._dlpack(address, size))
 
 
-def real(parked: Parked, flat: torch.Tensor) -> torch.Tensor:
-    """The tensor that stands for a parked one, over these bytes."""
+def reals(found: dict[int, tuple[Parked, torch.Tensor]]) -> dict[int, torch.Tensor]:
+    """The tensors that stand for parked ones, each over its bytes. They are made in a row, so that
+    they lie side by side in memory: a processor that uses one layer after another waits less."""
     with torch.inference_mode(False):
-        item = parked.dtype.itemsize
-        whole = flat[: flat.numel() // item * item].view(parked.dtype)
-        offset = whole.storage_offset() + parked.storage_offset()
-        made = whole.as_strided(parked.size(), parked.stride(), offset).detach()
-        if parked._is_param:
-            made = nn.Parameter(made, requires_grad=False)
-        made._ebbtide_version = made._version
-        for name, value in parked.__dict__.items():
-            if name not in ("_piece", "_is_param"):
-                setattr(made, name, value)
+        views = {key: _view(parked, flat) for key, (parked, flat) in found.items()}
+        made = {
+            key: nn.Parameter(view, requires_grad=False)
+            if found[key][0]._is_param
+            else view.detach()
+            for key, view in views.items()
+        }
+        for key, (parked, _) in found.items():
+            tensor = made[key]
+            tensor._ebbtide_version = tensor._version
+            for name, value in parked.__dict__.items():
+                if name not in ("_piece", "_is_param"):
+                    setattr(tensor, name, value)
         return made
+
+
+def _view(parked: Parked, flat: torch.Tensor) -> torch.Tensor:
+    item = parked.dtype.itemsize
+    whole = flat[: flat.numel() // item * item].view(parked.dtype)
+    offset = whole.storage_offset() + parked.storage_offset()
+    return whole.as_strided(parked.size(), parked.stride(), offset).detach()
