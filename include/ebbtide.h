@@ -413,8 +413,8 @@ EBB_API ebb_status ebb_host_free(ebb_device device, void *memory);
  * Pin memory of somebody else's that is to be copied from, if it is not: a tensor, or part of a file
  * that is mapped. One ebb_host_return() for each EBB_OK. Until then it stays mapped, and if it is a
  * file's nobody writes to it: no copy from the GPU can, and where it is mapped privately the GPU may
- * read the file's pages, not the program's. Of a file the whole mapping is pinned, once; of anything else these bytes. What is pinned
- * already, by whomever, is left as it is.
+ * read the file's pages, not the program's. Of a file the whole mapping is pinned, once; of anything
+ * else these bytes. What is pinned already, by whomever, is left as it is.
  *
  * EBB_OK: one pinned piece holds all of it. Anything else: copy it into memory of ebb_host_alloc()
  * instead. EBB_INVALID: nothing is mapped there, or it overlaps with what is borrowed or pinned and

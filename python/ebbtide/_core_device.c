@@ -346,11 +346,10 @@ static PyMethodDef device_methods[] = {
     {"check", device_check, METH_NOARGS, "Check the books; raises Broken if they do not match."},
     {"keep_stream", (PyCFunction)(void (*)(void))device_keep_stream, METH_VARARGS | METH_KEYWORDS,
      "keep_stream($self, stream, /, never_captures=False)\n--\n\n"
-     "Promise that a stream lives as long as the device: unpinning on it is then cheaper. If "
-     "nothing "
-     "is ever captured on it either, by anyone, never_captures=True makes it cheaper still; if "
-     "that "
-     "is not kept, a graph may use memory that was given to another. A later call takes it back."},
+     "Promise that a stream lives as long as the device: unpinning on it is then cheaper. If\n"
+     "nothing is ever captured on it either, by anyone, never_captures=True makes it cheaper\n"
+     "still; if that is not kept, a graph may use memory that was given to another. A later\n"
+     "call takes it back."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -4,7 +4,7 @@
  * It holds parked tensors, which have no memory. As long as the unit that they belong to is entered,
  * whoever looks one up gets the real tensor that stands for it. So to go into a unit nothing of its
  * modules is touched: to exchange a tensor in each of a thousand dicts, none of which is in the
- * processor's caches, costs more than everything else together.
+ * processor's caches, and to take it out again, costs about twice as much.
  *
  * What reads a dict behind its back (PyDict_GetItem()) gets parked tensors, which are slow there and
  * right. Whoever puts something in makes the unit stale; _offload/lasting.py sees to it that it is

@@ -175,3 +175,16 @@ def room(request, free_room):
     """At several limits."""
     free_room.how = request.param
     return free_room
+
+
+@pytest.fixture(params=["all", "little"])
+def either_room(request, free_room):
+    """Where the model fits, and where it does not."""
+    free_room.how = request.param
+    return free_room
+
+
+@pytest.fixture
+def small_units(monkeypatch):
+    """Models of a few MiB have several units."""
+    monkeypatch.setattr("ebbtide._offload.units.MIB", 128 << 10)

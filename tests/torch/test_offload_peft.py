@@ -18,17 +18,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 MIB = 1 << 20
 
 
-@pytest.fixture(autouse=True)
-def small_units(monkeypatch):
-    """Models of a few MiB have several units."""
-    monkeypatch.setattr("ebbtide._offload.units.MIB", 128 << 10)
+pytestmark = pytest.mark.usefixtures("small_units")
 
 
-@pytest.fixture(params=["all", "little"])
-def room(request, free_room):
-    """Where the model fits, and where it does not."""
-    free_room.how = request.param
-    return free_room
+@pytest.fixture
+def room(either_room):
+    return either_room
 
 
 def llama(**options):
