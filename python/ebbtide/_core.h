@@ -13,7 +13,7 @@
 /* ---- _core.c: the module and its errors --------------------------------------------------------- */
 
 enum { KINDS = 14 }; /* of errors that have a type of their own */
-enum { DEVICE, VBAR, WEIGHT, UNIT, MOVER, GATE, PLACES, TYPES };
+enum { DEVICE, VBAR, WEIGHT, UNIT, MOVER, PASS, GATE, PLACES, TYPES };
 
 typedef struct state {
     PyObject *error;
@@ -105,7 +105,7 @@ void weight_exit(weight *w, ebb_stream stream);
 /* Bytes at an address of a device, as a DLPack capsule that keeps `owner`. */
 PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64_t bytes);
 
-/* ---- _core_unit.c, _core_places.c, _core_mover.c, _core_gate.c ---------------------------------- */
+/* ---- _core_unit.c, _core_places.c, _core_mover.c, _core_pass.c, _core_gate.c ---------------------------------- */
 
 typedef struct piece {
     uint64_t offset, bytes, signature;
@@ -145,9 +145,22 @@ void places_bind(PyObject *self, unit *u, size_t first, size_t count, PyObject *
                  PyObject *real);
 void places_release(PyObject *self, const unit *u);
 
+typedef struct pass pass;
+
+/* The run that this thread is in, borrowed, or NULL; and another one, or none. 0, or -1 with an
+   exception. */
+PyObject *pass_run(const pass *p);
+int pass_set_run(pass *p, PyObject *run);
+
+/* Whether Python has to see a call of the model begin, or end: somebody wants to, or this thread is in a
+   run that nobody has left. */
+bool pass_is_watched(const pass *p);
+void pass_begin(pass *p);
+void pass_end(pass *p);
+
 /* To be called before the type is made of its spec. 0, or -1 with an exception. */
 int places_measure(void);
 
-extern PyType_Spec unit_spec, places_spec, mover_spec, gate_spec;
+extern PyType_Spec unit_spec, places_spec, mover_spec, pass_spec, gate_spec;
 
 #endif

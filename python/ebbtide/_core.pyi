@@ -161,6 +161,14 @@ class Mover:
     def stats(self) -> dict[str, int]: ...
     def _dlpack(self, address: int, size: int, /) -> object: ...
 
+class Pass:
+    run: Any
+    watched: bool
+    @property
+    def depth(self) -> int: ...
+    def begin(self) -> int: ...
+    def end(self) -> int: ...
+
 class Gate:
     root: bool
     unit: Any
@@ -174,7 +182,7 @@ class Gate:
         function: Callable[..., Any] | None,
         own: Callable[..., Any] | None,
         grad_enabled: Callable[[], bool],
-        local: object,
+        calls: Pass,
         tensor: type,
         root: bool,
         /,

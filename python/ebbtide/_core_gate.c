@@ -11,33 +11,32 @@
 typedef struct gate {
     PyObject_HEAD PyObject *module; /* a weak reference */
     PyObject *function, *own;       /* the class's forward(), or the instance's own */
-    PyObject *grad_enabled, *local; /* PyTorch's function; the thread's own state */
+    PyObject *grad_enabled;         /* PyTorch's function */
+    PyObject *calls;                /* a Pass, the model's */
     PyObject *tensor, *address_of;  /* PyTorch's type, and its data_ptr() */
     PyObject *unit;                 /* or NULL */
-    PyObject *run_name;             /* "run", of the thread's state: the unit of several it is in */
     char slow, root, run, enters, leaves;
 } gate;
 
 static int gate_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
     gate *g = (gate *)self;
-    PyObject *module, *function, *own, *grad_enabled, *local, *tensor;
+    PyObject *module, *function, *own, *grad_enabled, *calls, *tensor;
     int root;
-    if (keywords || !PyArg_ParseTuple(arguments, "OOOOOO!p", &module, &function, &own,
-                                      &grad_enabled, &local, &PyType_Type, &tensor, &root))
+    const state *s = state_of(self);
+    if (!s || keywords ||
+        !PyArg_ParseTuple(arguments, "OOOOO!O!p", &module, &function, &own, &grad_enabled,
+                          s->types[PASS], &calls, &PyType_Type, &tensor, &root))
         return -1;
     if (g->module) {
         PyErr_SetString(PyExc_TypeError, "a gate is made once");
         return -1;
     }
-    g->run_name = PyUnicode_InternFromString("run");
-    if (!g->run_name)
-        return -1;
     Py_INCREF(g->module = module);
     Py_INCREF(g->function = function);
     Py_INCREF(g->own = own);
     Py_INCREF(g->grad_enabled = grad_enabled);
-    Py_INCREF(g->local = local);
+    Py_INCREF(g->calls = calls);
     Py_INCREF(g->tensor = tensor);
     g->address_of = PyObject_GetAttrString(tensor, "data_ptr");
     if (!g->address_of)
@@ -54,7 +53,7 @@ static int gate_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(g->function);
     Py_VISIT(g->own);
     Py_VISIT(g->grad_enabled);
-    Py_VISIT(g->local);
+    Py_VISIT(g->calls);
     Py_VISIT(g->tensor);
     Py_VISIT(g->address_of);
     Py_VISIT(g->unit);
@@ -69,11 +68,10 @@ static int gate_clear(PyObject *self)
     Py_CLEAR(g->function);
     Py_CLEAR(g->own);
     Py_CLEAR(g->grad_enabled);
-    Py_CLEAR(g->local);
+    Py_CLEAR(g->calls);
     Py_CLEAR(g->tensor);
     Py_CLEAR(g->address_of);
     Py_CLEAR(g->unit);
-    Py_CLEAR(g->run_name);
     return 0;
 }
 
@@ -118,15 +116,9 @@ static int wants_grad(const gate *g)
     return yes;
 }
 
-/* Whether this thread is in a run already, whose last member was not called: nobody has left it. */
-static int in_a_run(const gate *g)
+static pass *calls_of(const gate *g)
 {
-    PyObject *in = PyObject_GetAttr(g->local, g->run_name);
-    if (!in)
-        PyErr_Clear(); /* it has never been in one */
-    int yes = in && in != Py_None;
-    Py_XDECREF(in);
-    return yes;
+    return (pass *)g->calls;
 }
 
 /* Out of the unit; of a run only if this thread is in it. An exception that is there stays. */
@@ -134,13 +126,11 @@ static void out(gate *g, PyObject *its)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    PyObject *in = g->run ? PyObject_GetAttr(g->local, g->run_name) : NULL;
-    if (!g->run || in == its) {
+    if (!g->run || pass_run(calls_of(g)) == its) {
         if (g->run)
-            PyObject_SetAttr(g->local, g->run_name, Py_None);
+            pass_set_run(calls_of(g), NULL);
         unit_go_out((unit *)its);
     }
-    Py_XDECREF(in);
     if (type || !PyErr_Occurred()) {
         PyErr_Clear();
         PyErr_Restore(type, value, trace);
@@ -200,38 +190,72 @@ static PyObject *lasting(PyObject *self, PyObject *its, PyObject *result)
     return made;
 }
 
+/* Everything that is not the plain case: _call(). */
+static PyObject *slowly(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *name = PyUnicode_InternFromString("_call"), *none = NULL;
+    if (!kwargs)
+        kwargs = none = PyDict_New();
+    PyObject *result =
+        name && kwargs ? PyObject_CallMethodObjArgs(self, name, args, kwargs, NULL) : NULL;
+    Py_XDECREF(name);
+    Py_XDECREF(none);
+    return result;
+}
+
+/* The end of a call of the model, where Python has to see it: _over(), with an exception's type, which
+   goes on. */
+static void over(PyObject *self)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *name = PyUnicode_InternFromString("_over");
+    PyObject *done =
+        name ? PyObject_CallMethodObjArgs(self, name, type ? type : Py_None, NULL) : NULL;
+    Py_XDECREF(name);
+    Py_XDECREF(done);
+    if (type) {
+        PyErr_Clear();
+        PyErr_Restore(type, value, trace);
+    }
+}
+
 static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     gate *g = (gate *)self;
     if (!g->module)
         return fail(NULL, EBB_GONE, "");
-    int plain = !g->slow && !g->root && g->unit && !wants_grad(g) && !PyErr_Occurred();
-    if (plain && g->enters && g->run && in_a_run(g))
-        plain = 0;
-    if (plain && g->enters)
-        plain = unit_go_in((unit *)g->unit);
+    bool plain = !g->slow && (g->unit || g->root) && !wants_grad(g) && !PyErr_Occurred();
+    if (plain && g->root)
+        plain = !pass_is_watched(calls_of(g));
+    else if (plain && g->enters && g->run)
+        plain = !pass_run(calls_of(g));
+    int in = plain && g->unit && g->enters ? unit_go_in((unit *)g->unit) : plain;
     if (PyErr_Occurred())
         return NULL;
-    if (!plain) {
-        PyObject *name = PyUnicode_InternFromString("_call"), *none = NULL;
-        if (!kwargs)
-            kwargs = none = PyDict_New();
-        PyObject *result =
-            name && kwargs ? PyObject_CallMethodObjArgs(self, name, args, kwargs, NULL) : NULL;
-        Py_XDECREF(name);
-        Py_XDECREF(none);
-        return result;
+    if (in <= 0)
+        return slowly(self, args, kwargs);
+    PyObject *its = g->unit; /* another may be in its place by then */
+    bool root = g->root, leaves = its && g->leaves;
+    if (its && g->run && g->enters && pass_set_run(calls_of(g), its) < 0) {
+        unit_go_out((unit *)its);
+        return NULL;
     }
-    PyObject *its = g->unit;
-    Py_INCREF(its); /* another may be in its place by then */
-    if (g->run && g->enters)
-        PyObject_SetAttr(g->local, g->run_name, its);
+    Py_XINCREF(its);
+    if (root)
+        pass_begin(calls_of(g));
     PyObject *result = forward(g, args, kwargs);
-    if (result && holds(g, (unit *)its, result, DEEP))
+    if (result && its && holds(g, (unit *)its, result, DEEP))
         result = lasting(self, its, result);
-    if (g->leaves)
+    if (leaves)
         out(g, its);
-    Py_DECREF(its);
+    Py_XDECREF(its);
+    if (result && PyErr_Occurred())
+        Py_CLEAR(result);
+    if (root && (!result || pass_is_watched(calls_of(g))))
+        over(self);
+    else if (root)
+        pass_end(calls_of(g));
     if (result && PyErr_Occurred())
         Py_CLEAR(result);
     return result;

@@ -43,7 +43,7 @@ def at_rest(model):
     """Nothing of it is in use."""
     ours = inside(model)
     assert all(u.depth == 0 and u.bare == 0 for u in ours.units)
-    assert ours.depth == 0
+    assert ours.running.depth == 0 and ours.running.run is None
     with ebbtide.Device(0) as device:
         pinned = device.stats()["pinned"]
     assert pinned <= -(-ours.station.ring // (2 * MIB)) * 2 * MIB

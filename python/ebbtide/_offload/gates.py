@@ -40,7 +40,7 @@ class Gate(_core.Gate):
             self._forward,
             self._own,
             torch.is_grad_enabled,
-            model.local,
+            model.running,
             torch.Tensor,
             root,
         )
@@ -129,6 +129,17 @@ class Gate(_core.Gate):
                     model.leave(unit)
         finally:
             model.end()
+
+    def _over(self, error: type[BaseException] | None) -> None:
+        """A call of the model that went the plain way is over, and has something to tell."""
+        before = None if _compiler is None else _compiler(None)
+        try:
+            if error is not None:
+                self.model.failed(issubclass(error, torch.OutOfMemoryError))
+            self.model.end()
+        finally:
+            if _compiler is not None:
+                _compiler(before)
 
     def _checked(self, unit: Any, result: Any) -> Any:
         """A result that does not end with the use of the unit."""

@@ -60,6 +60,7 @@ def _real_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata
             model = piece.model and piece.model()
             if model is not None and piece not in model.handed:
                 model.handed.append(piece)
+                model.watch()
             state[name] = host_of(value)
 
 

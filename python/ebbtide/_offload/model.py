@@ -51,13 +51,14 @@ class Model:
         self.mover = self.station.mover
         self.lock = self.station.lock
         self.local = threading.local()
+        self.running = _core.Pass()
+        self.running.watched = True
         self.weights = Weights(self.mover, index, pinned)
         self.share = Share(prefetch)
         self._tracking = True
         self.learning = not order
         self.unclean = False  # something has changed: plan again
         self.coarse = False  # units are as for a model that fits
-        self.depth = 0  # root calls under way
         self.slow = 0  # slow entries in this pass
         self.slow_entries = self.bare_entries = 0  # in all
         self.sequence: Sequence_[Unit] = Sequence_()
@@ -100,6 +101,7 @@ class Model:
         if not on:
             self.drop_loads()
         self._tracking = on
+        self.watch()
         for gate in list(self.gates):
             gate.slow = on
 
@@ -213,8 +215,7 @@ class Model:
     def begin(self) -> None:
         """The root is called."""
         with self.lock:
-            self.depth += 1
-            if self.depth == 1:
+            if self.running.begin() == 1:
                 self._leave_run()
                 self._begin()
 
@@ -222,9 +223,13 @@ class Model:
         """The root is left."""
         self._leave_run()
         with self.lock:
-            self.depth -= 1
-            if not self.depth:
+            if not self.running.end():
                 self._end()
+                self.watch()
+
+    def watch(self) -> None:
+        """Whether the next pass has something to be seen to, at its begin or at its end."""
+        self.running.watched = bool(self.tracking or self.unclean or self.handed or self.touched)
 
     def failed(self, out_of_memory: bool) -> None:
         """The root is left by an exception: this pass shows nothing."""
@@ -323,8 +328,9 @@ class Model:
 
     def touch(self, piece: Piece) -> None:
         """An operator has read a weight that is parked."""
-        if self.depth and not any(u.bare for u in self.units if id(piece) in u.numbers):
+        if self.running.depth and not any(u.bare for u in self.units if id(piece) in u.numbers):
             self.touched.add(id(piece))
+            self.watch()
 
     # ---- into a unit -----------------------------------------------------------------------------
 
@@ -333,13 +339,13 @@ class Model:
         with self.lock:
             unit = gate.unit
             assert unit is not None
-            if gate.run and getattr(self.local, "run", None) is unit:
+            if gate.run and self.running.run is unit:
                 self.called.append(gate.name)
                 return unit
             if not unit.span:
                 self._leave_run()
             # Without a call of the root, a pass is over when it begins again.
-            if not self.depth and self.sequence.now and unit is self.sequence.now[0]:
+            if not self.running.depth and self.sequence.now and unit is self.sequence.now[0]:
                 self._end()
                 self._begin()
             while True:
@@ -357,7 +363,7 @@ class Model:
             if not fast and unit.stale and not unit.depth:
                 self._go_bare(unit)
             if gate.run:
-                self.local.run = unit
+                self.running.run = unit
             self.called.append(gate.name)
             if not unit.span:
                 self.sequence.enter(unit)
@@ -430,13 +436,13 @@ class Model:
         """Out of a unit. A run is left by its last member, or by whoever comes next."""
         if not unit.run:
             self._leave(unit)
-        elif getattr(self.local, "run", None) is unit:
+        elif self.running.run is unit:
             self._leave_run()
 
     def _leave_run(self) -> None:
-        run = getattr(self.local, "run", None)
+        run = self.running.run
         if run is not None:
-            self.local.run = None
+            self.running.run = None
             self._leave(run)
 
     def _leave(self, unit: Unit) -> None:
@@ -539,5 +545,6 @@ class Model:
     def dirty(self) -> None:
         """A weight has become another one."""
         self.unclean = True
+        self.watch()
         for unit in self.units:
             unit.stale = 1
