@@ -150,6 +150,7 @@ static PyMethodDef methods[] = {
     {"detach", core_detach, METH_NOARGS, "Of _attach.py: bytes that remain."},
     {"attach_before", core_attach_before, METH_VARARGS, "Of _attach.py: a GPU, its segments."},
     {"attach_pool", core_attach_pool, METH_VARARGS, "Of _attach.py: a GPU, 1 or -1."},
+    {"table_of", core_table_of, METH_O, "Of _offload/ahead.py: where a dict has its table."},
     {"attached_stats", core_attached_stats, METH_O, "Of _attach.py: a GPU's segments, or None."},
     {NULL, NULL, 0, NULL},
 };
@@ -174,11 +175,15 @@ static int add_types(PyObject *module, state *s)
         const char *name;
         PyType_Spec *spec;
         PyTypeObject *base;
-    } types[TYPES] = {
-        [DEVICE] = {"Device", &device_spec}, [VBAR] = {"VBAR", &vbar_spec},
-        [WEIGHT] = {"Weight", &weight_spec}, [UNIT] = {"Unit", &unit_spec},
-        [MOVER] = {"Mover", &mover_spec},    [PASS] = {"Pass", &pass_spec},
-        [GATE] = {"Gate", &gate_spec},       [PLACES] = {"Places", &places_spec, &PyDict_Type}};
+    } types[TYPES] = {[DEVICE] = {"Device", &device_spec},
+                      [VBAR] = {"VBAR", &vbar_spec},
+                      [WEIGHT] = {"Weight", &weight_spec},
+                      [AHEAD] = {"Ahead", &ahead_spec},
+                      [UNIT] = {"Unit", &unit_spec},
+                      [MOVER] = {"Mover", &mover_spec},
+                      [PASS] = {"Pass", &pass_spec},
+                      [GATE] = {"Gate", &gate_spec},
+                      [PLACES] = {"Places", &places_spec, &PyDict_Type}};
     if (places_measure() < 0)
         return -1;
     for (size_t i = 0; i < TYPES; i++) {

@@ -13,7 +13,7 @@
 /* ---- _core.c: the module and its errors --------------------------------------------------------- */
 
 enum { KINDS = 14 }; /* of errors that have a type of their own */
-enum { DEVICE, VBAR, WEIGHT, UNIT, MOVER, PASS, GATE, PLACES, TYPES };
+enum { DEVICE, VBAR, WEIGHT, AHEAD, UNIT, MOVER, PASS, GATE, PLACES, TYPES };
 
 typedef struct state {
     PyObject *error;
@@ -105,7 +105,7 @@ void weight_exit(weight *w, ebb_stream stream);
 /* Bytes at an address of a device, as a DLPack capsule that keeps `owner`. */
 PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64_t bytes);
 
-/* ---- _core_unit.c, _core_places.c, _core_mover.c, _core_pass.c, _core_gate.c ---------------------------------- */
+/* ---- _core_unit.c, _core_ahead.c, _core_places.c, _core_mover.c, _core_pass.c, _core_gate.c ---------------------------------- */
 
 typedef struct piece {
     uint64_t offset, bytes, signature;
@@ -140,6 +140,15 @@ bool unit_covers(const unit *u, uint64_t at);
 /* Its places or weights are not what they were: it is not entered any more. */
 void unit_stale(unit *u);
 
+/* A module's weight was looked up, so the one that has this swap will be called soon. */
+void unit_look_ahead(const unit *u, size_t next);
+
+typedef struct ahead ahead;
+
+/* Ask for the memory of a step. Nothing is waited for. */
+void ahead_fetch(const ahead *a, size_t step);
+PyObject *core_table_of(PyObject *module, PyObject *dict);
+
 /* A unit's swaps are in a dict of a module, and the first is of these two; and are not any more. */
 void places_bind(PyObject *self, unit *u, size_t first, size_t count, PyObject *parked,
                  PyObject *real);
@@ -161,6 +170,6 @@ void pass_end(pass *p);
 /* To be called before the type is made of its spec. 0, or -1 with an exception. */
 int places_measure(void);
 
-extern PyType_Spec unit_spec, places_spec, mover_spec, pass_spec, gate_spec;
+extern PyType_Spec ahead_spec, unit_spec, places_spec, mover_spec, pass_spec, gate_spec;
 
 #endif

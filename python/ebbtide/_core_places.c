@@ -53,12 +53,16 @@ static PyObject *real_of(PyObject *self, PyObject *value)
     case PARKED:
         return value;
     case OWN:
-        if (value == s->parked)
+        if (value == s->parked) {
+            unit_look_ahead(s->unit, s->first + s->count);
             return s->real;
+        }
         if (s->count == 1)
             return value;
         break;
     case OTHERS:
+        if (value == s->parked)
+            unit_look_ahead(s->unit, s->first + s->count);
         break;
     }
     return unit_real(s->unit, s->first, s->count, value);

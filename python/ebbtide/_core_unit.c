@@ -50,6 +50,8 @@ struct unit {
     long version;
     PyObject *name;     /* "_version" */
     PyObject *compiler; /* the module without which nobody compiles */
+    PyObject *ahead;    /* what will be needed, by swap */
+    PyObject *now;      /* the same, of what is found while it is entered; or NULL */
 };
 
 /* ---- life --------------------------------------------------------------------------------------- */
@@ -136,12 +138,13 @@ static int take_swaps(unit *u, PyObject *list, const state *s_)
 
 static int unit_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"vbar", "pieces", "swaps", "compile_by", NULL};
+    static char *names[] = {"vbar", "pieces", "swaps", "compile_by", "ahead", NULL};
     unit *u = (unit *)self;
-    PyObject *v, *pieces, *swaps, *compile_by;
+    PyObject *v, *pieces, *swaps, *compile_by, *its;
     const state *s = state_of(self);
-    if (!s || !PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!O!O", names, &v, &PyList_Type,
-                                           &pieces, &PyList_Type, &swaps, &compile_by))
+    if (!s || !PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!O!OO!", names, &v, &PyList_Type,
+                                           &pieces, &PyList_Type, &swaps, &compile_by,
+                                           s->types[AHEAD], &its))
         return -1;
     if (u->vbar || !PyObject_TypeCheck(v, s->types[VBAR])) {
         PyErr_SetString(PyExc_TypeError, "a unit is made once, of a VBAR");
@@ -154,6 +157,7 @@ static int unit_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     Py_INCREF(v);
     u->vbar = (vbar *)v;
     Py_INCREF(u->compile_by = compile_by);
+    Py_INCREF(u->ahead = its);
     if (take_pieces(u, pieces) < 0 || take_swaps(u, swaps, s) < 0)
         return -1;
     bind(u);
@@ -167,6 +171,8 @@ static int unit_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(u->base);
     Py_VISIT(u->reals);
     Py_VISIT(u->compile_by);
+    Py_VISIT(u->ahead);
+    Py_VISIT(u->now);
     for (size_t i = 0; i < u->swap_count; i++) {
         Py_VISIT(u->swaps[i].place);
         Py_VISIT(u->swaps[i].parked);
@@ -197,6 +203,8 @@ static int unit_clear(PyObject *self)
     Py_CLEAR(u->compile_by);
     Py_CLEAR(u->name);
     Py_CLEAR(u->compiler);
+    Py_CLEAR(u->ahead);
+    Py_CLEAR(u->now);
     return 0;
 }
 
@@ -253,6 +261,12 @@ PyObject *unit_real(const unit *u, size_t first, size_t count, PyObject *parked)
     return parked;
 }
 
+void unit_look_ahead(const unit *u, size_t next)
+{
+    if (u->now)
+        ahead_fetch((const ahead *)u->now, next);
+}
+
 void unit_stale(unit *u)
 {
     u->stale = 1;
@@ -263,6 +277,7 @@ static void park(unit *u)
 {
     u->open = false;
     Py_CLEAR(u->reals);
+    Py_CLEAR(u->now);
     if (!u->exchanged && !u->exchanges)
         return;
     u->exchanges = false;
@@ -297,11 +312,15 @@ static bool compiles(const unit *u)
     return yes;
 }
 
-/* `reals`: what goes where, None for the VBAR's own; or NULL. false: a place is not as it was. */
-static bool install(unit *u, PyObject *reals)
+/* `reals`: what goes where, None for the VBAR's own; or NULL. `its`: what of it will be needed. false: a
+   place is not as it was. */
+static bool install(unit *u, PyObject *reals, PyObject *its)
 {
     Py_XINCREF(reals);
     u->reals = reals; /* there were none: nobody was in */
+    Py_INCREF(its);
+    u->now = its;
+    unit_look_ahead(u, 0);
     u->exchanges = compiles(u);
     for (size_t i = 0; (u->exchanged || u->exchanges) && i < u->swap_count; i++) {
         swap *s = &u->swaps[i];
@@ -429,7 +448,7 @@ int unit_go_in(unit *u)
         return -1;
     if (u->depth || u->stale || !pin_runs(u, stream, false))
         return 0;
-    if (!install(u, NULL)) {
+    if (!install(u, NULL, u->ahead)) {
         for (size_t i = 0; i < u->run_count; i++)
             unpin_range(u, u->runs[i].offset, u->runs[i].bytes, stream);
         return 0;
@@ -447,14 +466,17 @@ static PyObject *unit_enter(PyObject *self, PyObject *unused)
     return in < 0 ? NULL : PyBool_FromLong(in);
 }
 
-/* enter_with(staged, reals): the same, whatever it takes: of pieces with an address in `staged` the
+/* enter_with(staged, reals, ahead): the same, whatever it takes: of pieces with an address in `staged` the
    tensors of `reals` go in, and the others are pinned. */
 static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
 {
     unit *u = (unit *)self;
     ebb_stream stream;
-    PyObject *staged, *reals;
-    if (!PyArg_ParseTuple(arguments, "O!O!", &PyList_Type, &staged, &PyList_Type, &reals) ||
+    PyObject *staged, *reals, *its;
+    const state *s = state_of(self);
+    if (!s ||
+        !PyArg_ParseTuple(arguments, "O!O!O!", &PyList_Type, &staged, &PyList_Type, &reals,
+                          s->types[AHEAD], &its) ||
         own_stream(u, &stream) < 0)
         return NULL;
     if ((size_t)PyList_Size(staged) != u->piece_count ||
@@ -466,7 +488,7 @@ static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
         Py_RETURN_FALSE;
     u->depth = 1; /* Python's lock may be dropped: nobody else comes in */
     bool pinned = pin_pieces(u, staged, stream);
-    if (!pinned || !install(u, reals)) {
+    if (!pinned || !install(u, reals, its)) {
         unpin_pieces(u, stream);
         u->depth = 0;
         if (PyErr_Occurred())
@@ -644,7 +666,7 @@ static PyMethodDef unit_methods[] = {
     {"enter", unit_enter, METH_NOARGS,
      "enter($self, /)\n--\n\nPin all and install its tensors, if all is resident: whether it was."},
     {"enter_with", unit_enter_with, METH_VARARGS,
-     "enter_with($self, staged, reals, /)\n--\n\n"
+     "enter_with($self, staged, reals, ahead, /)\n--\n\n"
      "The same, with other tensors for the pieces that are staged."},
     {"enter_again", unit_enter_again, METH_NOARGS,
      "enter_again($self, /)\n--\n\nOnce more, where somebody is in: whether somebody was."},

@@ -386,7 +386,7 @@ class Model:
             assert load is not None
             load.use(self.mover)
             tensors = unit.at(self.mover, load.staged)
-            if unit.enter_with(load.staged, tensors.reals):
+            if unit.enter_with(load.staged, tensors.reals, tensors.ahead):
                 unit.tensors = tensors
                 return True
             load.done(self.mover)

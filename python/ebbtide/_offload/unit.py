@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ebbtide import _core
-from ebbtide._offload import host, units
+from ebbtide._offload import ahead, host, units
 from ebbtide._offload.parked import Parked, Piece
 from ebbtide._offload.station import Load, chunks
 from ebbtide.vbar import VBAR
@@ -83,15 +83,20 @@ class Group:
 class Tensors:
     """What goes into a unit's places while it runs."""
 
-    __slots__ = ("bases", "passing", "reals", "versions")
+    __slots__ = ("ahead", "bases", "passing", "reals", "versions")
 
     def __init__(
-        self, bases: list[torch.Tensor], reals: list[Any], passing: dict[int, torch.Tensor]
+        self,
+        bases: list[torch.Tensor],
+        reals: list[Any],
+        passing: dict[int, torch.Tensor],
+        ahead: _core.Ahead,
     ) -> None:
         # All tensors are views of these: whoever writes to one of them changes a version.
         self.bases = bases
         self.reals = reals  # by binding
         self.passing = passing  # by parked tensor
+        self.ahead = ahead
         self.versions = [base._version for base in bases]
 
     def written(self) -> bool:
@@ -136,7 +141,8 @@ class Unit(_core.Unit):
             goes_in = b.of(self.own[id(b.parked)])
             swaps.append((b.place, b.key, b.of(b.parked), goes_in, self.numbers[id(b.piece)]))
         pieces_ = [(g.offset, g.bytes, g.host) for g in self.groups]
-        super().__init__(vbar, pieces_, swaps, COMPILE_BY)
+        self.around = _around(choice, bindings)
+        super().__init__(vbar, pieces_, swaps, COMPILE_BY, self._ahead(bindings, {}))
         # All its tensors are views of one: whoever writes to one of them changes its version.
         self.base, self.version = base, base._version
         self.model: weakref.ref[Model] | None = None
@@ -184,8 +190,17 @@ class Unit(_core.Unit):
         ]
         if len(self.views) >= VIEWS:
             self.views.clear()
-        made = self.views[key] = Tensors(list(bases.values()), goes_in, passing)
+        made = Tensors(list(bases.values()), goes_in, passing, self._ahead(self.bindings, passing))
+        self.views[key] = made
         return made
+
+    def _ahead(self, bindings: list[Binding], passing: dict[int, torch.Tensor]) -> _core.Ahead:
+        """What the processor will need, by binding."""
+        steps = []
+        for b, around in zip(bindings, self.around, strict=True):
+            real = passing.get(id(b.parked), self.own[id(b.parked)])
+            steps.append(around + ahead.of_tensor(real))
+        return _core.Ahead(steps)
 
     def now(self) -> Iterator[tuple[Binding, torch.Tensor]]:
         """While somebody is in: each weight, and what stands for it."""
@@ -199,6 +214,27 @@ class Unit(_core.Unit):
         load, self.load = self.load, None
         if load is not None:
             load.drop(mover)
+
+
+def _around(choice: units.Choice, bindings: list[Binding]) -> list[list[ahead.Range]]:
+    """Of each binding what is called before it is looked up, and after the one before: the module
+    that it is in, and others that have no weights which come and go."""
+    firsts: dict[nn.Module, int] = {}
+    for number, b in enumerate(bindings):
+        module = b.module()
+        if module is not None:
+            firsts.setdefault(module, number)
+    found: list[list[ahead.Range]] = [[] for _ in bindings]
+    waiting: list[ahead.Range] = []
+    for module in (m for member in choice.members for m in member.modules()):
+        waiting += ahead.of_module(module)
+        for kept in module._parameters.values():
+            if kept is not None and not isinstance(kept, Parked):
+                waiting += ahead.of_memory(kept)
+        if module in firsts:
+            found[firsts[module]] += waiting
+            waiting = []
+    return found
 
 
 def over(owner: Any, address: int, size: int) -> torch.Tensor:

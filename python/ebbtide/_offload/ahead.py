@@ -1,0 +1,53 @@
+"""What the processor will need, layer by layer: the addresses of it (_core_ahead.c says why).
+
+Where CPython has things is its own affair, and another version may have them elsewhere. Then other
+lines are asked for, which helps nobody and harms nobody.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ebbtide import _core
+
+Range = tuple[int, int]  # an address, and bytes
+
+BEFORE = 32  # what the garbage collector has in front of an object
+MOST = 1536  # bytes of a dict's table
+# Where nn.Module's __call__ looks whether there is a hook.
+HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+
+
+def of_module(module: nn.Module) -> list[Range]:
+    """A call of it, and a look into its parameters."""
+    own = module.__dict__
+    found = [_object(module, 16), *_dict(own), *_dict(own["_parameters"])]
+    found += [_object(own[name], 32) for name in HOOKS if name in own]
+    return found
+
+
+def of_tensor(tensor: Any) -> list[Range]:
+    """An operator's look at it."""
+    if not isinstance(tensor, torch.Tensor):
+        return []
+    return [_object(tensor, 80), (tensor._cdata, 208)]
+
+
+def of_memory(tensor: torch.Tensor) -> list[Range]:
+    """The same, with what says where its memory is."""
+    return [*of_tensor(tensor), (tensor.untyped_storage()._cdata, 64)]
+
+
+def _object(thing: Any, size: int) -> Range:
+    return id(thing) - BEFORE, BEFORE + size
+
+
+def _dict(thing: dict[Any, Any]) -> Iterable[Range]:
+    head = thing.__class__.__basicsize__
+    size = sys.getsizeof(thing) - head
+    return _object(thing, head), (_core.table_of(thing), min(max(size, 64), MOST))
