@@ -316,15 +316,17 @@ def on_tokens(
     # In a row, so that the end of one overlaps with the next: as many as a tenth of a second has.
     once = timed(offloaded, 1)
     steps = max(3, min(20, int(100 / max(once, 1e-3))))
+    # Short steps are the host's, and that has its moods: more of them.
+    rounds = max(3, min(15, int(6000 / (3 * (steps + 1) * max(once, 1e-3)))))
     if options.small:
-        steps = 2
+        steps, rounds = 2, 1
     took = in_turn(
         {
             "step": offloaded,
             "resident_step": resident,
             "resident_step_beside_copies": link.beside(resident, to_stream),
         },
-        options.rounds,
+        options.rounds or rounds,
         steps,
     )
     watch.look()
@@ -594,10 +596,9 @@ def main() -> int:
     parser.add_argument("--part", action="append", choices=list(PARTS))
     parser.add_argument("--shares", type=numbers, default=[75, 50, 25, 0], help="in %%, by commas")
     parser.add_argument("--tokens", type=numbers, help="by commas")
-    parser.add_argument("--rounds", type=int, help="of which the median is told")
+    parser.add_argument("--rounds", type=int, default=0, help="of which the median is told; 0: enough")
     parser.add_argument("--warm", type=int, default=4, help="passes before it counts")
     options = parser.parse_args()
-    options.rounds = options.rounds or (1 if options.small else 3)
     torch.cuda.init()
     if options.small:
         torch.set_num_threads(1)  # small operators wait for one another otherwise

@@ -209,10 +209,11 @@ class _Asking:
             self.pressures += 1
             if self.pressures < 1 << self.SHIFT * min(self.setbacks, self.MOST_SETBACKS):
                 return False
-            stats = torch.cuda.memory_stats(index)
-            reserved = stats["reserved_bytes.all.current"]
-            unused = reserved - stats["active_bytes.all.current"]
-            unused -= stats["inactive_split_bytes.all.current"]
+            # Not memory_stats(), which sorts all there is: this is asked in every pass.
+            stats = torch.cuda.memory_stats_as_nested_dict(index)
+            reserved = stats["reserved_bytes"]["all"]["current"]
+            unused = reserved - stats["active_bytes"]["all"]["current"]
+            unused -= stats["inactive_split_bytes"]["all"]["current"]
             if unused < size or torch.cuda.is_current_stream_capturing():
                 return False
             # There is something again. If it is what was flushed the last time, then that was in

@@ -56,6 +56,8 @@ class Device:
     def index(self) -> int: ...
     limit: int
     headroom: int
+    @property
+    def _most(self) -> int: ...
     _stream_at: int
     _stream_of: Callable[[int], int] | None
     @property

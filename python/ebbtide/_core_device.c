@@ -308,11 +308,19 @@ static PyObject *device_keep_stream(PyObject *self, PyObject *arguments, PyObjec
 static PyObject *device_get(PyObject *self, void *which)
 {
     device *d = (device *)self;
-    ebb_device_stats t = {.size = sizeof t};
-    ebb_status status = ebb_device_get_stats(d->handle, &t);
+    uint64_t limit, headroom, total;
+    ebb_status status = ebb__device_limits(d->handle, &limit, &headroom, &total);
     if (status != EBB_OK)
         return fail(d, status, "the device was closed");
-    return PyLong_FromUnsignedLongLong(*(const char *)which == 'l' ? t.limit : t.headroom);
+    switch (*(const char *)which) {
+    case 'l':
+        return PyLong_FromUnsignedLongLong(limit);
+    case 'h':
+        return PyLong_FromUnsignedLongLong(headroom);
+    default: /* what all together may hold */
+        total = total > headroom ? total - headroom : 0;
+        return PyLong_FromUnsignedLongLong(limit < total ? limit : total);
+    }
 }
 
 static int device_set(PyObject *self, PyObject *value, void *which)
@@ -356,6 +364,7 @@ static PyMethodDef device_methods[] = {
 static PyGetSetDef device_getset[] = {
     {"limit", device_get, device_set, "bytes of VRAM that may be held", (void *)"l"},
     {"headroom", device_get, device_set, "bytes to leave free for others", (void *)"h"},
+    {"_most", device_get, NULL, "bytes that limit and headroom allow", (void *)"m"},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

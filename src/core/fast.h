@@ -20,6 +20,10 @@ bool ebb__vbar_part(ebb_vbar handle, uint64_t offset, uint64_t bytes, ebb_stream
    one is not, or there is no such range. Calls no driver. */
 uint64_t ebb__vbar_peek(ebb_vbar handle, uint64_t offset, uint64_t bytes);
 
+/* What a device may hold, what it is to leave to others, and what there is. Calls no driver. */
+ebb_status ebb__device_limits(ebb_device handle, uint64_t *limit, uint64_t *headroom,
+                              uint64_t *total);
+
 /* Whether a stream is promised to last, whoever promised it. */
 bool ebb__stream_lasts(ebb_device handle, ebb_stream stream);
 

@@ -1,6 +1,7 @@
 /* Counters, added up when somebody asks. */
 #include <string.h>
 
+#include "fast.h"
 #include "internal.h"
 
 void ebb__vbar_sums_locked(const ebb__vbar *vbar, uint64_t *hits, uint64_t *resident,
@@ -45,6 +46,21 @@ static uint64_t owned_locked(const ebb__device *device, ebb__owner owner) EBB__L
     for (int kind = 0; kind < EBB__KINDS; kind++)
         sum += device->frame_count[owner][kind] * device->frame_bytes[kind];
     return sum;
+}
+
+ebb_status ebb__device_limits(ebb_device handle, uint64_t *limit, uint64_t *headroom,
+                              uint64_t *total)
+{
+    ebb__scope scope;
+    ebb_status status;
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);
+    if (!device)
+        return status;
+    *limit = device->limit;
+    *headroom = device->headroom;
+    *total = device->total;
+    ebb__leave(device, &scope);
+    return EBB_OK;
 }
 
 ebb_status ebb_device_get_stats(ebb_device handle, ebb_device_stats *stats)

@@ -46,9 +46,8 @@ class Share:
         """How much of the GPU is for weights that stay: what PyTorch's tensors, which come first,
         have left of it lately. A weight in use cannot give way to them, so it must not be in their
         place."""
-        device, stats = station.device.stats(), vbar.stats()
+        most, stats = station.device._most, vbar.stats()
         size, given_up = stats["bytes"], stats["evictions_for_tensors"]
-        most = min(device["limit"], device["total"] - device["headroom"])
         segments = _core.attached_stats(station.index) or {"segment_bytes": 0, "before": 0}
         tensors = segments["segment_bytes"] + segments["before"]
         if given_up != self.given_up:

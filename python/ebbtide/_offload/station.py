@@ -103,10 +103,8 @@ class Station:
 
     def room(self) -> int:
         """Bytes of the GPU that are not for PyTorch's tensors."""
-        device = self.device.stats()
         segments = _core.attached_stats(self.index) or {"segment_bytes": 0, "before": 0}
-        most = min(device["limit"], device["total"] - device["headroom"])
-        return max(most - segments["segment_bytes"] - segments["before"], 0)
+        return max(self.device._most - segments["segment_bytes"] - segments["before"], 0)
 
     def fetch(self, unit: Unit, demand: bool = False) -> bool:
         """Send for a unit, or for what is missing: whether all of it is there, or on its way."""
