@@ -596,7 +596,9 @@ def main() -> int:
     parser.add_argument("--part", action="append", choices=list(PARTS))
     parser.add_argument("--shares", type=numbers, default=[75, 50, 25, 0], help="in %%, by commas")
     parser.add_argument("--tokens", type=numbers, help="by commas")
-    parser.add_argument("--rounds", type=int, default=0, help="of which the median is told; 0: enough")
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="of which the median is told; 0: enough"
+    )
     parser.add_argument("--warm", type=int, default=4, help="passes before it counts")
     options = parser.parse_args()
     torch.cuda.init()

@@ -98,17 +98,18 @@ static PyObject *mover_set_ring(PyObject *self, PyObject *bytes)
     return answer(m, status);
 }
 
-/* fetch(unit, first, count): (cargo, the address of each of these pieces in the ring, 0 where it is
+/* fetch(unit, first, count, with): (cargo, the address of each of these pieces in the ring, 0 where it is
    resident); None: the ring has no room now. */
 static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
 {
     mover *m = (mover *)self;
     PyObject *of;
     Py_ssize_t first, count;
+    unsigned long long with;
     size_t all = 0;
     ebb_vbar handle;
     const state *s = state_of(self);
-    if (!s || !PyArg_ParseTuple(arguments, "O!nn", s->types[UNIT], &of, &first, &count))
+    if (!s || !PyArg_ParseTuple(arguments, "O!nnK", s->types[UNIT], &of, &first, &count, &with))
         return NULL;
     piece *pieces = unit_pieces((unit *)of, &all, &handle);
     if (!m->handle || !pieces)
@@ -129,7 +130,7 @@ static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
     uint64_t cargo = 0;
     ebb_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ebb_mover_fetch(m->handle, handle, loads, (size_t)count, &cargo);
+    status = ebb_mover_fetch(m->handle, handle, loads, (size_t)count, with, &cargo);
     Py_END_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < count; i++)
         pieces[i].signature = loads[i].signature;
@@ -296,8 +297,8 @@ static PyMethodDef mover_methods[] = {
     {"set_ring", mover_set_ring, METH_O,
      "set_ring($self, bytes, /)\n--\n\nThe ring's size: whether it could be had."},
     {"fetch", mover_fetch, METH_VARARGS,
-     "fetch($self, unit, first, count, /)\n--\n\n"
-     "Bring pieces of a unit: into the VBAR, or the ring."},
+     "fetch($self, unit, first, count, cargo, /)\n--\n\n"
+     "Bring pieces of a unit: into the VBAR, or the ring, there with a cargo if that can be."},
     {"use", mover_use, METH_O,
      "use($self, cargo, /)\n--\n\nThe current stream waits until it has arrived."},
     {"done", mover_done, METH_O,

@@ -100,16 +100,18 @@ static ebb_status send(ebb_mover *mover, ebb__device *device, const ebb_load *lo
     return EBB_OK;
 }
 
-/* Give the loads a cargo of `bytes`. `staged` is, of each, its place in the cargo, plus 1. */
+/* Give the loads a place of `bytes`: at the end of the cargo `with`, if that can be, or a cargo of their
+   own. `staged` is, of each, its place in there, plus 1. */
 static ebb_status stage(ebb_mover *mover, ebb_load *loads, size_t count, uint64_t bytes,
-                        uint64_t *cargo)
+                        uint64_t with, uint64_t *cargo)
 {
-    uint64_t start;
-    if (mover->changing || !ebb__ring_place(&mover->ring, bytes, &start)) {
+    uint64_t start = mover->ring.head;
+    ebb__cargo *longer = ebb__ring_extensible(&mover->ring, with, bytes);
+    if (mover->changing || (!longer && !ebb__ring_place(&mover->ring, bytes, &start))) {
         mover->no_room++;
         return EBB_OFFLOADED;
     }
-    if (!ebb__ring_ready(&mover->ring))
+    if (!longer && !ebb__ring_ready(&mover->ring))
         return EBB_NO_HOST_MEMORY;
     for (size_t i = 0; i < count; i++)
         if (loads[i].staged)
@@ -119,7 +121,7 @@ static ebb_status stage(ebb_mover *mover, ebb_load *loads, size_t count, uint64_
     ebb__device *device = ebb__mover_reach(mover, &scope, &status);
     if (!device)
         return status;
-    ebb__flag *arrived = NULL;
+    ebb__flag *arrived = longer ? longer->arrived : NULL;
     status = ebb__mover_follow(mover, device, start, start + bytes);
     if (status == EBB_OK)
         status = send(mover, device, loads, count);
@@ -128,8 +130,10 @@ static ebb_status stage(ebb_mover *mover, ebb_load *loads, size_t count, uint64_
     if (status == EBB_OK)
         status = ebb__mover_raise(mover, device, mover->stream, &arrived);
     if (status == EBB_OK) {
-        *cargo = ebb__ring_add(&mover->ring, start, bytes, arrived);
-        mover->cargoes++;
+        *cargo = longer ? with : ebb__ring_add(&mover->ring, start, bytes, arrived);
+        if (longer)
+            ebb__ring_extend(&mover->ring, longer, bytes);
+        mover->cargoes += !longer;
         for (size_t i = 0; i < count; i++)
             mover->staged += loads[i].staged ? loads[i].bytes : 0;
     }
@@ -150,7 +154,7 @@ static bool sensible(const ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, siz
 }
 
 ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, size_t count,
-                           uint64_t *cargo)
+                           uint64_t with, uint64_t *cargo)
 {
     ebb_status status = ebb__mover_there(mover);
     if (status != EBB_OK)
@@ -172,7 +176,7 @@ ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, siz
     }
     if (status == EBB_OK && bytes) {
         ebb__os_lock(&mover->mu);
-        status = stage(mover, loads, count, bytes, cargo);
+        status = stage(mover, loads, count, bytes, with, cargo);
         ebb__os_unlock(&mover->mu);
     }
     for (size_t i = 0; i < count && status != EBB_OK; i++)
@@ -208,7 +212,7 @@ static ebb_status use(ebb_mover *mover, ebb__device *device, ebb__cargo *cargo, 
 
 static ebb_status done(ebb_mover *mover, ebb__device *device, ebb__cargo *cargo, ebb_stream stream)
 {
-    ebb__flag *flag;
+    ebb__flag *flag = NULL;
     if (!cargo->users)
         return EBB_INVALID;
     ebb_status status = ebb__mover_raise(mover, device, stream, &flag);

@@ -66,6 +66,11 @@ bool ebb__ring_ready(ebb__ring *ring);
 /* The cargo is there, at a place that was found: its number, never 0. */
 uint64_t ebb__ring_add(ebb__ring *ring, uint64_t start, uint64_t bytes, ebb__flag *arrived);
 
+/* The cargo to which `bytes` can be added where it ends: it is the last, and nobody uses it yet. Else NULL,
+   and so for number 0. And they have been. */
+ebb__cargo *ebb__ring_extensible(const ebb__ring *ring, uint64_t number, uint64_t bytes);
+void ebb__ring_extend(ebb__ring *ring, ebb__cargo *cargo, uint64_t bytes);
+
 /* A cargo that is out; NULL: it is not. */
 ebb__cargo *ebb__ring_find(const ebb__ring *ring, uint64_t number);
 
@@ -120,7 +125,8 @@ void ebb__mover_leave(ebb__device *device, const ebb__scope *scope);
 /* Keep what a failed driver call said. Always EBB_DRIVER_FAILED. Takes the device's lock. */
 ebb_status ebb__mover_failed(ebb__device *device, const char *call, CUresult code);
 
-/* A free event, or a new one, recorded on a stream; and one that is free again. Under the mover's lock. */
+/* A free event, or a new one, or the one that is given, recorded on a stream; and one that is free again.
+   Under the mover's lock. */
 ebb_status ebb__mover_raise(ebb_mover *mover, ebb__device *device, CUstream stream,
                             ebb__flag **flag);
 void ebb__mover_lower(ebb_mover *mover, ebb__flag *flag);

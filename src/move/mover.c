@@ -83,13 +83,15 @@ static ebb_status flag_take(ebb_mover *mover, ebb__device *device, ebb__flag **f
 ebb_status ebb__mover_raise(ebb_mover *mover, ebb__device *device, CUstream stream,
                             ebb__flag **flag)
 {
-    ebb_status status = flag_take(mover, device, flag);
+    bool given = *flag;
+    ebb_status status = given ? EBB_OK : flag_take(mover, device, flag);
     if (status != EBB_OK)
         return status;
     CUresult code = device->driver.cuEventRecord((*flag)->event, stream);
     if (code == CUDA_SUCCESS)
         return EBB_OK;
-    ebb__mover_lower(mover, *flag);
+    if (!given)
+        ebb__mover_lower(mover, *flag);
     return ebb__mover_failed(device, "cuEventRecord", code);
 }
 
@@ -297,7 +299,7 @@ static ebb_status drain(ebb_mover *mover)
 {
     ebb__scope scope;
     ebb_status status;
-    ebb__flag *flag;
+    ebb__flag *flag = NULL;
     ebb__device *device = ebb__mover_reach(mover, &scope, &status);
     if (!device)
         return status;

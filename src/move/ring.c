@@ -24,16 +24,23 @@ void ebb__ring_free(ebb__ring *ring)
     *ring = (ebb__ring){0};
 }
 
+/* Where the room at the head ends. */
+static uint64_t room_ends(const ebb__ring *ring)
+{
+    if (ring->first == ring->next)
+        return ring->bytes;
+    uint64_t tail = cargo_number(ring, ring->first)->start;
+    return ring->head > tail ? ring->bytes : tail;
+}
+
 bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t *start)
 {
-    uint64_t end = ring->bytes;   /* of the room at the head */
     uint64_t front = ring->bytes; /* room at the start */
     if (ring->first != ring->next) {
         uint64_t tail = cargo_number(ring, ring->first)->start;
-        end = ring->head > tail ? ring->bytes : tail;
         front = ring->head > tail ? tail : 0;
     }
-    if (bytes <= end - ring->head)
+    if (bytes <= room_ends(ring) - ring->head)
         *start = ring->head;
     else if (bytes <= front)
         *start = 0;
@@ -75,6 +82,18 @@ uint64_t ebb__ring_add(ebb__ring *ring, uint64_t start, uint64_t bytes, ebb__fla
         (ebb__cargo){.start = start, .end = start + bytes, .arrived = arrived};
     ring->head = start + bytes;
     return ring->next++;
+}
+
+ebb__cargo *ebb__ring_extensible(const ebb__ring *ring, uint64_t number, uint64_t bytes)
+{
+    ebb__cargo *cargo = number + 1 == ring->next ? ebb__ring_find(ring, number) : NULL;
+    return cargo && !cargo->users && bytes <= room_ends(ring) - ring->head ? cargo : NULL;
+}
+
+void ebb__ring_extend(ebb__ring *ring, ebb__cargo *cargo, uint64_t bytes)
+{
+    cargo->end += bytes;
+    ring->head = cargo->end;
 }
 
 ebb__cargo *ebb__ring_find(const ebb__ring *ring, uint64_t number)

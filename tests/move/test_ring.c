@@ -63,7 +63,7 @@ static void every_user_of_a_place_is_waited_for(void)
             CHECK_EQ(rig_kernel("reads", a.staged, SMALL, EBBSIM_READ, length, s[i]), 0);
             next = 1;
             ebb_load more = haul_load(&h, LARGE, SMALL);
-            CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, &next), EBB_OFFLOADED);
+            CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, &next), EBB_OFFLOADED);
             CHECK(!next && !more.staged);
             CHECK_EQ(ebb_mover_done(h.mover, cargo, s[i]), EBB_OK);
         }
@@ -93,11 +93,11 @@ static void places_come_free_from_the_oldest_on(void)
         cargo[i] = haul_fetch(&h, &load[i], i * LARGE, SMALL);
     ebb_load more = haul_load(&h, 0, SMALL);
     CHECK_EQ(haul_stats(&h).ring_used, 4 * SMALL);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, &none), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, &none), EBB_OFFLOADED);
     haul_use(&h, cargo[2], &load[2], 1000, h.compute);
     CHECK_EQ(ebb_mover_drop(h.mover, cargo[1]), EBB_OK);
     CHECK_EQ(haul_stats(&h).cargoes_out, 2);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, &none), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, &none), EBB_OFFLOADED);
     CHECK_EQ(haul_stats(&h).no_room, 2);
     haul_use(&h, cargo[0], &load[0], 1000, h.compute);
     CHECK_EQ(haul_stats(&h).ring_used, SMALL);
@@ -115,7 +115,49 @@ static void places_come_free_from_the_oldest_on(void)
     CHECK_EQ(ebb_mover_drop(h.mover, cargo[5]), EBB_OK);
     CHECK_EQ(haul_stats(&h).ring_used, 0);
     more.bytes = 4 * SMALL + 1;
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, &none), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, &none), EBB_OFFLOADED);
+    haul_shut(&h);
+}
+
+/* What comes next comes with it, as long as nobody has waited for it and there is room behind it. */
+static void a_cargo_grows_until_it_is_used(void)
+{
+    haul h;
+    haul_open(&h, 8 * LARGE, 4 * SMALL, 4 * LARGE);
+    haul_stage_all(&h);
+    ebb_load one, two = haul_load(&h, LARGE, SMALL), three = haul_load(&h, 2 * LARGE, SMALL);
+    uint64_t first = haul_fetch(&h, &one, 0, SMALL), with, own, other;
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, first, &with), EBB_OK);
+    CHECK_EQ(with, first);
+    CHECK_EQ(two.staged, one.staged + SMALL);
+    CHECK_EQ(haul_stats(&h).cargoes_out, 1);
+    CHECK_EQ(haul_stats(&h).ring_used, 2 * SMALL);
+    /* One wait is for both. */
+    CHECK_EQ(ebb_mover_use(h.mover, first, h.compute), EBB_OK);
+    CHECK(haul_right(&h, one.staged, 0, SMALL, h.compute));
+    CHECK(haul_right(&h, two.staged, LARGE, SMALL, h.compute));
+    /* Whoever has waited has not waited for what comes now. */
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &three, 1, first, &own), EBB_OK);
+    CHECK(own && own != first);
+    /* Nor is it the last. */
+    CHECK_EQ(ebb_mover_done(h.mover, first, h.compute), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, first, &other), EBB_OK);
+    CHECK(other && other != first && other != own);
+    CHECK_EQ(ebb_mover_drop(h.mover, other), EBB_OK);
+    /* Behind this one the ring ends. */
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, own, &other), EBB_OK);
+    CHECK(other != own && two.staged == one.staged);
+    CHECK_EQ(ebb_mover_drop(h.mover, other), EBB_OK);
+    CHECK_EQ(ebb_mover_drop(h.mover, own), EBB_OK);
+    /* Both places come free behind the one use. */
+    with = haul_fetch(&h, &one, 0, SMALL);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, with, &other), EBB_OK);
+    CHECK_EQ(other, with);
+    haul_use(&h, with, &two, 1000, h.compute);
+    with = haul_fetch(&h, &one, 0, 4 * SMALL);
+    CHECK_EQ(ebb_mover_use(h.mover, with, h.compute), EBB_OK);
+    CHECK(haul_right(&h, one.staged, 0, 4 * SMALL, h.compute));
+    CHECK_EQ(ebb_mover_done(h.mover, with, h.compute), EBB_OK);
     haul_shut(&h);
 }
 
@@ -138,7 +180,7 @@ static void storm(unsigned seed)
     CUstream streams[3] = {core_lasting(&h.c), core_stream(&h.c), NULL};
     flight flights[FLIGHTS] = {0};
     static int expected[SEEN];
-    unsigned seen = 0;
+    unsigned seen = 0, grown = 0;
     for (int step = 0; step < SCALED(3000, 500); step++) {
         flight *f = &flights[(unsigned)rand_r(&seed) % FLIGHTS];
         if (!f->cargo) {
@@ -152,9 +194,21 @@ static void storm(unsigned seed)
                     offset = f->loads[i - 1].offset + f->loads[i - 1].bytes; /* a neighbour */
                 f->loads[i] = haul_load(&h, offset, bytes);
             }
-            ebb_status status = ebb_mover_fetch(h.mover, h.vbar, f->loads, f->count, &f->cargo);
+            /* In two parts, sometimes. */
+            size_t rest = rand_r(&seed) % 2 ? f->count / 2 : 0;
+            uint64_t with = 0;
+            f->count -= rest;
+            ebb_status status = ebb_mover_fetch(h.mover, h.vbar, f->loads, f->count, 0, &f->cargo);
             CHECK(status == EBB_OK || status == EBB_OFFLOADED);
             CHECK_EQ(f->cargo != 0, status == EBB_OK);
+            if (rest && f->cargo)
+                status =
+                    ebb_mover_fetch(h.mover, h.vbar, f->loads + f->count, rest, f->cargo, &with);
+            CHECK(status == EBB_OK || status == EBB_OFFLOADED);
+            f->count += with && with == f->cargo ? rest : 0;
+            grown += with && with == f->cargo;
+            if (with && with != f->cargo)
+                CHECK_EQ(ebb_mover_drop(h.mover, with), EBB_OK);
         } else if (f->uses < 2 && rand_r(&seed) % 2) {
             CUstream s = f->used[f->uses++] = streams[(unsigned)rand_r(&seed) % 3];
             CHECK_EQ(ebb_mover_use(h.mover, f->cargo, s), EBB_OK);
@@ -192,7 +246,7 @@ static void storm(unsigned seed)
         wrong += h.c.host[i] != expected[i];
     CHECK_EQ(wrong, 0);
     ebb_mover_stats stats = haul_stats(&h);
-    CHECK(stats.no_room && stats.waits && stats.cargoes > 100 && !stats.cargoes_out);
+    CHECK(stats.no_room && stats.waits && stats.cargoes > 100 && !stats.cargoes_out && grown);
     haul_shut(&h);
 }
 
@@ -215,7 +269,7 @@ static void see_over(haul *h)
 static void unit(haul *h, ebb_load *loads, size_t count, CUstream other)
 {
     uint64_t cargo;
-    if (ebb_mover_fetch(h->mover, h->vbar, loads, count, &cargo) != EBB_OK || !cargo)
+    if (ebb_mover_fetch(h->mover, h->vbar, loads, count, 0, &cargo) != EBB_OK || !cargo)
         return;
     CUstream streams[2] = {h->compute, other};
     unsigned used = 0;
@@ -344,7 +398,7 @@ static void while_the_ring_changes_nobody_has_it(void)
     pthread_t thread;
     MUST(pthread_create(&thread, NULL, change, &h));
     rig_sleep(UINT64_C(100) * MILLISECOND);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, &cargo), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, &cargo), EBB_OFFLOADED);
     CHECK_EQ(ebb_mover_set_ring(h.mover, 2 * SMALL), EBB_BUSY);
     CHECK_EQ(ebb_mover_destroy(h.mover), EBB_BUSY);
     CHECK_EQ(h.c.driver.cuStreamQuery(h.compute), CUDA_ERROR_NOT_READY); /* it was so meanwhile */
@@ -376,7 +430,7 @@ static void *act(void *data)
         size_t first = (unsigned)rand_r(&a->seed) % 6, count = 1 + (unsigned)rand_r(&a->seed) % 3;
         ebb_load *w = &weights[first];
         uint64_t cargo, signature, base = core_stats(h->vbar).address;
-        ebb_status status = ebb_mover_fetch(h->mover, h->vbar, w, count, &cargo);
+        ebb_status status = ebb_mover_fetch(h->mover, h->vbar, w, count, 0, &cargo);
         if (status != EBB_OK) {
             a->wrong += status != EBB_OFFLOADED;
             continue;
@@ -448,6 +502,7 @@ int main(void)
     RUN(a_copy_waits_for_those_whose_place_it_takes_and_for_nobody_else);
     RUN(every_user_of_a_place_is_waited_for);
     RUN(places_come_free_from_the_oldest_on);
+    RUN(a_cargo_grows_until_it_is_used);
     RUN(cargoes_of_all_sizes_in_any_order_arrive);
     RUN(every_call_may_fail);
     RUN(every_few_calls_in_a_row_may_fail);

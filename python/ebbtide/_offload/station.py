@@ -147,10 +147,13 @@ class Load:
     def advance(self, mover: _core.Mover, unit: Unit) -> bool:
         """Send for more, as far as the ring has room: whether that was all."""
         for count in unit.chunks[len(self.staged) :]:
-            found = mover.fetch(unit, len(self.staged), count) if count else (0, [])
+            if not count:
+                continue
+            last = self.cargoes[-1] if self.cargoes else 0
+            found = mover.fetch(unit, len(self.staged), count, last)
             if found is None:
                 return False
-            if found[0]:
+            if found[0] and found[0] != last:
                 self.cargoes.append(found[0])
             self.staged += found[1]
         return len(self.staged) == len(unit.groups)
