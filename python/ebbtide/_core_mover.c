@@ -6,6 +6,8 @@
 
 #include <stdlib.h>
 
+#include "fast.h"
+
 typedef struct mover {
     PyObject_HEAD device *device;
     ebb_mover *handle;
@@ -98,31 +100,48 @@ static PyObject *mover_set_ring(PyObject *self, PyObject *bytes)
     return answer(m, status);
 }
 
-/* fetch(unit, first, count, with): (cargo, the address of each of these pieces in the ring, 0 where it is
+/* How many pieces are to be sent for together: those that are where they were filled, and of others as
+   many as are `most` bytes, or one. */
+static size_t together(ebb_vbar handle, const piece *pieces, size_t count, uint64_t most)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        const piece *p = &pieces[i];
+        if (p->signature && ebb__vbar_peek(handle, p->offset, p->bytes) == p->signature)
+            continue;
+        if (bytes && bytes + p->bytes > most)
+            return i;
+        bytes += p->bytes;
+    }
+    return count;
+}
+
+/* fetch(unit, first, most, with): (cargo, the address of each of these pieces in the ring, 0 where it is
    resident); None: the ring has no room now. */
 static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
 {
     mover *m = (mover *)self;
     PyObject *of;
-    Py_ssize_t first, count;
-    unsigned long long with;
-    size_t all = 0;
+    Py_ssize_t first;
+    unsigned long long most, with;
+    size_t count = 0;
     ebb_vbar handle;
     const state *s = state_of(self);
-    if (!s || !PyArg_ParseTuple(arguments, "O!nnK", s->types[UNIT], &of, &first, &count, &with))
+    if (!s || !PyArg_ParseTuple(arguments, "O!nKK", s->types[UNIT], &of, &first, &most, &with))
         return NULL;
-    piece *pieces = unit_pieces((unit *)of, &all, &handle);
+    piece *pieces = unit_pieces((unit *)of, &count, &handle);
     if (!m->handle || !pieces)
         return fail(m->device, EBB_GONE, "the mover was closed");
-    if (first < 0 || count < 1 || (size_t)first > all || (size_t)count > all - (size_t)first) {
-        PyErr_SetString(PyExc_IndexError, "the unit has no such pieces");
+    if (first < 0 || (size_t)first >= count) {
+        PyErr_SetString(PyExc_IndexError, "the unit has no such piece");
         return NULL;
     }
     pieces += first;
-    ebb_load *loads = calloc((size_t)count, sizeof *loads);
+    count = together(handle, pieces, count - (size_t)first, most);
+    ebb_load *loads = calloc(count, sizeof *loads);
     if (!loads)
         return PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         loads[i] = (ebb_load){.offset = pieces[i].offset,
                               .bytes = pieces[i].bytes,
                               .host = pieces[i].host,
@@ -130,13 +149,13 @@ static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
     uint64_t cargo = 0;
     ebb_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ebb_mover_fetch(m->handle, handle, loads, (size_t)count, with, &cargo);
+    status = ebb_mover_fetch(m->handle, handle, loads, count, with, &cargo);
     Py_END_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         pieces[i].signature = loads[i].signature;
-    PyObject *list = status == EBB_OK ? PyList_New(count) : NULL;
-    for (Py_ssize_t i = 0; list && i < count; i++)
-        if (PyList_SetItem(list, i, PyLong_FromUnsignedLongLong(loads[i].staged)))
+    PyObject *list = status == EBB_OK ? PyList_New((Py_ssize_t)count) : NULL;
+    for (size_t i = 0; list && i < count; i++)
+        if (PyList_SetItem(list, (Py_ssize_t)i, PyLong_FromUnsignedLongLong(loads[i].staged)))
             Py_CLEAR(list);
     free(loads);
     if (list)
@@ -297,8 +316,8 @@ static PyMethodDef mover_methods[] = {
     {"set_ring", mover_set_ring, METH_O,
      "set_ring($self, bytes, /)\n--\n\nThe ring's size: whether it could be had."},
     {"fetch", mover_fetch, METH_VARARGS,
-     "fetch($self, unit, first, count, cargo, /)\n--\n\n"
-     "Bring pieces of a unit: into the VBAR, or the ring, there with a cargo if that can be."},
+     "fetch($self, unit, first, most, cargo, /)\n--\n\n"
+     "Bring some pieces of a unit: into the VBAR, or the ring, there with a cargo if that can be."},
     {"use", mover_use, METH_O,
      "use($self, cargo, /)\n--\n\nThe current stream waits until it has arrived."},
     {"done", mover_done, METH_O,

@@ -150,9 +150,18 @@ INLINED uint64_t hit_pages(ebb__vbar *vbar, ebb_vbar handle, ebb__page *pages, u
     return 0;
 }
 
+/* A compare-and-swap waits for its line of memory, and what comes after waits for it: so all lines are
+   asked for first. */
+static void ask_for(const ebb__page *pages, uint64_t first, uint64_t last)
+{
+    for (uint64_t page = first; page <= last; page++)
+        __builtin_prefetch(&pages[page], 1);
+}
+
 APART uint64_t hit_many(ebb__vbar *vbar, ebb_vbar handle, ebb__page *pages, uint64_t first,
                         uint64_t last, ebb_stream stream)
 {
+    ask_for(pages, first, last);
     return hit_pages(vbar, handle, pages, first, last - first + 1, stream);
 }
 
@@ -224,6 +233,7 @@ INLINED bool part_pages(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint6
 APART bool part_many(ebb__vbar *vbar, ebb__page *pages, uint64_t first, uint64_t last,
                      ebb_stream stream)
 {
+    ask_for(pages, first, last);
     return part_pages(vbar, pages, first, last - first + 1, stream);
 }
 

@@ -93,9 +93,9 @@ def _pieces(choice: units.Choice, bindings: dict[nn.Module, list[Binding]]) -> l
 
 def _parts(choice: units.Choice, pieces: list[Piece], fits: bool) -> list[list[Piece]]:
     """What of a unit stays together. If a part of every unit stays, rather than every so many
-    units, the others come evenly, and more of them are in the ring; but to go into a unit that
-    is resident in one piece is cheaper, and a run of small layers is better off whole."""
-    if fits or len(choice.members) > 1:
+    units, the others come evenly, and more of them are in the ring; but where all of them stay, to
+    go into one that is in one piece is cheaper."""
+    if fits:
         return [pieces]
     target = sum(p.nbytes for p in pieces) // SPREAD
     parts: list[list[Piece]] = [[]]

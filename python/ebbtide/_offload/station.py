@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 SLACK = 8 << 20  # bytes that are nobody's
 GRAIN = 2 << 20  # memory comes in pieces of this size
-# A unit is brought in about so many parts, so that a part of the ring is used, too. A run of small
-# layers in fewer: each costs the host some microseconds, which those have not got.
-CHUNKS, CHUNKS_OF_A_RUN = 8, 4
+# A unit is brought in about so many parts, so that a part of the ring is used, too. Each costs the
+# host some microseconds, which small layers have not got to spare.
+CHUNKS = 8
 
 
 class Station:
@@ -146,17 +146,17 @@ class Load:
 
     def advance(self, mover: _core.Mover, unit: Unit) -> bool:
         """Send for more, as far as the ring has room: whether that was all."""
-        for count in unit.chunks[len(self.staged) :]:
-            if not count:
-                continue
+        # If some of it is resident, then the ring has room for more than two: in larger parts.
+        most = unit.bytes // (CHUNKS // 2 if unit.resident else CHUNKS)
+        while len(self.staged) < len(unit.groups):
             last = self.cargoes[-1] if self.cargoes else 0
-            found = mover.fetch(unit, len(self.staged), count, last)
+            found = mover.fetch(unit, len(self.staged), most, last)
             if found is None:
                 return False
             if found[0] and found[0] != last:
                 self.cargoes.append(found[0])
             self.staged += found[1]
-        return len(self.staged) == len(unit.groups)
+        return True
 
     def use(self, mover: _core.Mover) -> None:
         for i, cargo in enumerate(self.cargoes):
@@ -176,17 +176,3 @@ class Load:
     def drop(self, mover: _core.Mover) -> None:
         for cargo in self.cargoes:
             mover.drop(cargo)
-
-
-def chunks(sizes: list[int], run: bool) -> list[int]:
-    """How many groups to send for together, if as many as stand before it have been: for each
-    group, 0 inside of a chunk."""
-    target = sum(sizes) // (CHUNKS_OF_A_RUN if run else CHUNKS)
-    counts = [0] * len(sizes)
-    start, total = 0, 0
-    for i, size in enumerate(sizes):
-        total += size
-        counts[start] += 1
-        if total >= target:
-            start, total = i + 1, 0
-    return counts

@@ -15,7 +15,7 @@ from torch import nn
 from ebbtide import _core
 from ebbtide._offload import ahead, host, units
 from ebbtide._offload.parked import Parked, Piece
-from ebbtide._offload.station import Load, chunks
+from ebbtide._offload.station import Load
 from ebbtide.vbar import VBAR
 
 if TYPE_CHECKING:
@@ -151,7 +151,6 @@ class Unit(_core.Unit):
         self.span = choice.span
         self.run = len(choice.members) > 1
         self.bytes = sum(g.bytes for g in self.groups)
-        self.chunks = chunks([g.bytes for g in self.groups], self.run)
         self.bindings = bindings
         self.load: Load | None = None
         self.shared: list[tuple[int, weakref.ref[Unit], int]] = []  # what others have, too

@@ -32,7 +32,7 @@ PARTS = 24  # a unit is no larger than this part of the model, if that can be
 RUN_PARTS, FEW_PARTS = 64, 20
 # Where the whole model fits, blocks are gathered, too: nothing has to come, and to go in and out is
 # all that it costs. Not to one: what is in use cannot give way.
-COARSE_PARTS = 12
+COARSE_PARTS = 8
 MANY = 16  # members of a run
 
 
