@@ -106,6 +106,11 @@ EBBSIM_API uint64_t ebbsim_now(void);
 /* Let time pass: moves a virtual clock, sleeps with a real one. */
 EBBSIM_API void ebbsim_pass(uint64_t nanoseconds);
 
+/* Let each call of `function` in this process take so many nanoseconds more on a virtual clock: the
+   time that a program's own code needs for it, Python's for a launch, which the clock cannot know. 0,
+   the default, takes it back. Returns 0, or CUDA_ERROR_NOT_FOUND: no such function. */
+EBBSIM_API int ebbsim_host_time(const char *function, uint64_t nanoseconds);
+
 /* ---- work ----------------------------------------------------------------------------------- */
 
 enum { EBBSIM_READ = 1, EBBSIM_WRITE = 2 };

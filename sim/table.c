@@ -43,7 +43,7 @@ static const struct {
 #undef SIM_FUNCTION_ROW
 };
 
-/* Planned failures and call counts; under sim.mutex. */
+/* Planned failures, call counts and the program's own time for a call; under sim.mutex. */
 typedef struct plan {
     int function; /* -1: any */
     unsigned long nth;
@@ -56,6 +56,7 @@ static struct {
     unsigned long happened;
     unsigned long calls[FN_COUNT], all_calls;
     bool hidden[FN_COUNT];
+    uint64_t host_time[FN_COUNT];
 } control;
 
 /* ---- threads --------------------------------------------------------------------------------- */
@@ -170,7 +171,7 @@ CUresult sim_enter(function_id function)
     if (!sim_run_open()) {
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
-    sim_clock_add(functions[function].cost);
+    sim_clock_add(functions[function].cost + control.host_time[function]);
     CUresult code = planned_failure((int)function);
     if (code != CUDA_SUCCESS || needs == ANY) {
         return code;
@@ -272,6 +273,18 @@ void ebbsim_driver_hide(const char *function)
         control.hidden[index] = true;
     }
     pthread_mutex_unlock(&sim.mutex);
+}
+
+int ebbsim_host_time(const char *function, uint64_t nanoseconds)
+{
+    int index = find(function);
+    if (index < 0) {
+        return CUDA_ERROR_NOT_FOUND;
+    }
+    pthread_mutex_lock(&sim.mutex);
+    control.host_time[index] = nanoseconds;
+    pthread_mutex_unlock(&sim.mutex);
+    return CUDA_SUCCESS;
 }
 
 /* ---- planned failures ------------------------------------------------------------------------ */

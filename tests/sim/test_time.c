@@ -257,6 +257,32 @@ static void every_call_adds_what_it_costs(void)
     CHECK_EQ(ebbsim_now(), ebbsim_now());
 }
 
+/* Ten kernels of 3 us: a launch costs the host 2 us, or with what its program needs for it 12. */
+static void a_host_that_needs_long_for_a_launch_lets_the_card_wait(void)
+{
+    scene s;
+    set(&s, 1);
+    for (int slow = 0; slow < 2; slow++) {
+        OK(ebbsim_host_time("ebbsim_launch", slow ? 10000 : 0));
+        OK(s.k.driver.cuCtxSynchronize());
+        kernel_of(s.a, 3000);
+        CUevent from = mark(&s, s.a);
+        for (int i = 0; i < 10; i++) {
+            kernel_of(s.a, 3000);
+        }
+        long long took = between(&s, from, mark(&s, s.a));
+        /* Both begin with the first kernel. The host makes two calls for the event, then the ten. */
+        CHECK_NS(took, slow ? 10 * 12000 + 330 + 263 : 10 * 3000);
+    }
+    COST(500, s.k.driver.cuStreamSynchronize(s.b)); /* other calls are as they were */
+    CHECK_EQ(ebbsim_host_time("cuNothing", 1), CUDA_ERROR_NOT_FOUND);
+    CHECK_EQ(ebbsim_host_time(NULL, 1), CUDA_ERROR_NOT_FOUND);
+    ebbsim_reset();
+    set(&s, 1);
+    ebbsim_work work = {.size = sizeof work, .nanoseconds = 1};
+    COST(2000, ebbsim_launch(&work, s.a)); /* and so is this one, after a reset */
+}
+
 static void a_wait_moves_the_clock_to_the_end_and_not_beyond(void)
 {
     scene s;
@@ -429,6 +455,7 @@ int main(void)
     RUN(a_stream_that_waits_starts_when_the_other_is_there);
     RUN(a_context_event_is_there_when_all_streams_are);
     RUN(every_call_adds_what_it_costs);
+    RUN(a_host_that_needs_long_for_a_launch_lets_the_card_wait);
     RUN(a_wait_moves_the_clock_to_the_end_and_not_beyond);
     RUN(work_is_over_when_its_time_has_passed_and_not_before);
     RUN(host_functions_take_no_virtual_time);
