@@ -708,7 +708,7 @@ def test_a_model_that_fits_has_few_units_and_more_when_it_does_not(free_room):
         handle = free_room.offload(model)
         for _ in range(4):
             assert torch.equal(model(inputs), expected)
-        assert handle.stats()["units"] == 12
+        assert handle.stats()["units"] == 8
         slow = handle.stats()["slow_entries"]
         assert torch.equal(model(inputs), expected)
         assert handle.stats()["slow_entries"] == slow

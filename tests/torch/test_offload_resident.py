@@ -1,0 +1,209 @@
+"""offload(): a model that fits, once nothing has to be learned: its passes go without Python."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+from test_offload_running import WIDTH, Boom, at_rest, inside, layers, x
+from torch import nn
+
+from ebbtide import _core
+from ebbtide._offload import ahead
+from ebbtide._offload.model import Model
+
+
+def settled(room, model, inputs, expected):
+    """Offloaded, and run until nothing is slow any more."""
+    room.offload(model)
+    for _ in range(5):
+        assert torch.equal(model(inputs), expected)
+    assert not inside(model).running.watched
+    return inside(model)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """How often Python has seen a pass begin, end and fail."""
+    calls = {"begin": 0, "end": 0, "failed": 0}
+
+    def count(name):
+        plain = getattr(Model, name)
+
+        def counted(self, *args):
+            calls[name] += 1
+            return plain(self, *args)
+
+        monkeypatch.setattr(Model, name, counted)
+
+    for name in calls:
+        count(name)
+    return calls
+
+
+@torch.no_grad()
+def test_a_settled_pass_is_not_seen(free_room, seen):
+    model, inputs = layers(12), x()
+    expected = copy.deepcopy(model).cuda()(inputs)
+    ours = settled(free_room, model, inputs, expected)
+    before = dict(seen)
+    assert torch.equal(model(inputs), expected)
+    assert seen == before and at_rest(model)
+    # Whoever has been given a weight's bytes may write to them, so every pass has to look.
+    state = model.state_dict()
+    state["3.0.weight"].zero_()
+    other = model(inputs)
+    assert seen["begin"] == before["begin"] + 1 and not torch.equal(other, expected)
+    with torch.enable_grad():
+        assert torch.equal(model(inputs), other)
+    assert ours.running.depth == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("where", ["root", "unit"])
+def test_a_settled_pass_that_raises(free_room, seen, where):
+    boom = Boom(layers(12)) if where == "root" else Boom()
+    model = boom if where == "root" else nn.Sequential(*layers(6), boom, *layers(6))
+    inputs = x()
+    expected = copy.deepcopy(model).cuda()(inputs)
+    ours = settled(free_room, model, inputs, expected)
+    boom.armed = True
+    with pytest.raises(KeyError, match="boom"):
+        model(inputs)
+    boom.armed = False
+    assert seen["failed"] == 1 and at_rest(model)
+    assert torch.equal(model(inputs), expected)
+    assert not ours.tracking
+
+
+@torch.no_grad()
+def test_a_settled_pass_without_memory_is_tried_again_with_all_there_is(free_room):
+    model, inputs = layers(12), x()
+    expected = copy.deepcopy(model).cuda()(inputs)
+    ours = settled(free_room, model, inputs, expected)
+
+    def grow(module, args):
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+
+    hook = model[5].register_forward_pre_hook(grow)
+    with pytest.raises(torch.OutOfMemoryError):
+        model(inputs)
+    hook.remove()
+    assert ours.tracking and ours.share.cautious and at_rest(model)
+    assert torch.equal(model(inputs), expected)
+
+
+@torch.no_grad()
+def test_a_model_that_calls_itself(free_room):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = layers(12)
+
+        def forward(self, h, again=True):
+            h = self.part(h)
+            return self(h, False) if again else h
+
+    model, inputs = Twice(), x()
+    expected = copy.deepcopy(model).cuda()(inputs)
+    settled(free_room, model, inputs, expected)
+    assert torch.equal(model(inputs), expected) and at_rest(model)
+
+
+@torch.no_grad()
+def test_threads_are_in_runs_of_their_own(free_room, small_units):
+    model, inputs = layers(12, 128), x(128)
+    expected = copy.deepcopy(model).cuda()(inputs)
+    ours = settled(free_room, model, inputs, expected)
+    assert any(u.run for u in ours.units)
+    both = threading.Barrier(2)
+    wrong = []
+
+    def meet(module, args):
+        both.wait(20)
+
+    hook = model[1].register_forward_pre_hook(meet)  # while both are in the first run
+
+    @torch.no_grad()
+    def work():
+        for _ in range(10):
+            if not torch.equal(model(inputs), expected):
+                wrong.append(True)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    hook.remove()
+    assert not wrong and at_rest(model)
+    assert torch.equal(model(inputs), expected)
+
+
+def test_a_run_is_its_thread_s():
+    calls = _core.Pass()
+    assert (calls.begin(), calls.begin(), calls.end(), calls.end(), calls.end()) == (1, 2, 1, 0, 0)
+    calls.run = mine = object()
+    found = []
+
+    def other():
+        found.append(calls.run)
+        calls.run = "another"
+        found.append(calls.run)
+        calls.run = None
+        found.append(calls.run)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert found == [None, "another", None] and calls.run is mine
+    calls.run = calls.run
+    calls.run = None
+    calls.run = None
+    assert calls.run is None
+
+
+# ---- what the processor will need ---------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_layer_that_is_gone_does_no_harm_to_the_one_before(free_room):
+    model, inputs = layers(12), x()
+    settled(free_room, model, inputs, copy.deepcopy(model).cuda()(inputs))
+    for module in model:  # other dicts, elsewhere
+        module[0].__dict__["_forward_hooks"] = {}
+        module[0].__dict__.update({f"more{i}": i for i in range(40)})
+    model[7] = nn.Identity()
+    gc.collect()
+    plain = copy.deepcopy(model).cuda()
+    for _ in range(4):
+        assert torch.equal(model(inputs), plain(inputs))
+
+
+def test_every_layer_is_asked_for(free_room):
+    model, inputs = layers(12), x()
+    with torch.no_grad():
+        settled(free_room, model, inputs, copy.deepcopy(model).cuda()(inputs))
+    asked = {line for u in inside(model).units for step in u.around for line in step}
+    own = model[5][0].__dict__
+    for thing in (model[5][0], own, own["_parameters"], own["_forward_hooks"]):
+        assert any(at <= id(thing) < at + size for at, size in asked)
+    # Its bias, which stays where it is, and another one's weight, which is over the VBAR.
+    assert any(at == model[5][0].bias._cdata for at, size in asked)
+    unit = next(u for u in inside(model).units if len(u.bindings) > 1)
+    assert len(unit.around) == len(unit.bindings) and all(unit.around)
+
+
+def test_addresses_are_pairs_of_numbers():
+    assert _core.Ahead([]).ranges == 0
+    weight = torch.zeros(WIDTH)
+    steps = [ahead.of_module(nn.Linear(2, 2)), [], ahead.of_memory(weight)]
+    assert _core.Ahead(steps).ranges == sum(map(len, steps)) > 8
+    for wrong in (None, [None], [[1]], [[(1,)]], [[(1, "2")]], [[(-1, 2)], 3]):
+        with pytest.raises((TypeError, OverflowError)):
+            _core.Ahead(wrong)
+    with pytest.raises(TypeError, match="not a dict"):
+        _core.table_of([])
