@@ -599,7 +599,7 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=0, help="of which the median is told; 0: enough"
     )
-    parser.add_argument("--warm", type=int, default=4, help="passes before it counts")
+    parser.add_argument("--warm", type=int, default=8, help="passes before it counts")
     options = parser.parse_args()
     torch.cuda.init()
     if options.small:

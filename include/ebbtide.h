@@ -484,7 +484,9 @@ typedef struct ebb_load {
  * has room for is made resident and filled. The rest is staged: *cargo names it, for one or more pairs
  * of ebb_mover_use() and ebb_mover_done(), or one ebb_mover_drop(). *cargo is 0 if nothing was staged.
  * `with` is 0, or a cargo that these may become a part of, and then *cargo is that: if it was the last
- * that was fetched, is not in use yet, and has room behind it. Else they are a cargo of their own.
+ * that was fetched, is not in use yet, and has room behind it. Else they are a cargo of their own, at
+ * the address `at` if that costs no more than an eighth of the ring, which is skipped; `at` is 0, or
+ * where the same was before: who fetches the same things again and again may find them in few places.
  * A weight with `staged` 0 is not pinned: fault it on the stream of its use, as ever; `signature` says
  * whether it is still what was fetched.
  *
@@ -499,7 +501,10 @@ typedef struct ebb_load {
  * `signature` must not be in two calls at once.
  */
 EBB_API ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, size_t count,
-                                   uint64_t with, uint64_t *cargo);
+                                   uint64_t with, uint64_t at, uint64_t *cargo);
+
+/* Where the next cargo will be in the ring, if nothing else is asked for and it has room there. */
+EBB_API uint64_t ebb_mover_head(ebb_mover *mover);
 
 /*
  * Order what comes next on `stream` after the cargo's arrival. One ebb_mover_done() for each EBB_OK. A

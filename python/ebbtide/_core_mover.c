@@ -116,18 +116,19 @@ static size_t together(ebb_vbar handle, const piece *pieces, size_t count, uint6
     return count;
 }
 
-/* fetch(unit, first, most, with): (cargo, the address of each of these pieces in the ring, 0 where it is
+/* fetch(unit, first, most, with, at): (cargo, the address of each of these pieces in the ring, 0 where it is
    resident); None: the ring has no room now. */
 static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
 {
     mover *m = (mover *)self;
     PyObject *of;
     Py_ssize_t first;
-    unsigned long long most, with;
+    unsigned long long most, with, at;
     size_t count = 0;
     ebb_vbar handle;
     const state *s = state_of(self);
-    if (!s || !PyArg_ParseTuple(arguments, "O!nKK", s->types[UNIT], &of, &first, &most, &with))
+    if (!s ||
+        !PyArg_ParseTuple(arguments, "O!nKKK", s->types[UNIT], &of, &first, &most, &with, &at))
         return NULL;
     piece *pieces = unit_pieces((unit *)of, &count, &handle);
     if (!m->handle || !pieces)
@@ -149,7 +150,7 @@ static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
     uint64_t cargo = 0;
     ebb_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ebb_mover_fetch(m->handle, handle, loads, count, with, &cargo);
+    status = ebb_mover_fetch(m->handle, handle, loads, count, with, at, &cargo);
     Py_END_ALLOW_THREADS
     for (size_t i = 0; i < count; i++)
         pieces[i].signature = loads[i].signature;
@@ -316,8 +317,10 @@ static PyMethodDef mover_methods[] = {
     {"set_ring", mover_set_ring, METH_O,
      "set_ring($self, bytes, /)\n--\n\nThe ring's size: whether it could be had."},
     {"fetch", mover_fetch, METH_VARARGS,
-     "fetch($self, unit, first, most, cargo, /)\n--\n\n"
-     "Bring some pieces of a unit: into the VBAR, or the ring, there with a cargo if that can be."},
+     "fetch($self, unit, first, most, cargo, address, /)\n--\n\n"
+     "Bring some pieces of a unit: into the VBAR, or the ring, there with a cargo or at an "
+     "address, "
+     "if that can be."},
     {"use", mover_use, METH_O,
      "use($self, cargo, /)\n--\n\nThe current stream waits until it has arrived."},
     {"done", mover_done, METH_O,
@@ -326,11 +329,24 @@ static PyMethodDef mover_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *mover_head(PyObject *self, void *unused)
+{
+    (void)unused;
+    const mover *m = (const mover *)self;
+    return PyLong_FromUnsignedLongLong(m->handle ? ebb_mover_head(m->handle) : 0);
+}
+
+static PyGetSetDef mover_getset[] = {
+    {"head", mover_head, NULL, "where the next cargo goes, or 0", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyType_Slot mover_slots[] = {
     {Py_tp_doc, (void *)"A copy stream, and a ring of memory for weights on their way."},
     {Py_tp_init, (void *)mover_init},
     {Py_tp_dealloc, (void *)mover_dealloc},
     {Py_tp_methods, mover_methods},
+    {Py_tp_getset, mover_getset},
     {0, NULL},
 };
 

@@ -103,11 +103,12 @@ static ebb_status send(ebb_mover *mover, ebb__device *device, const ebb_load *lo
 /* Give the loads a place of `bytes`: at the end of the cargo `with`, if that can be, or a cargo of their
    own. `staged` is, of each, its place in there, plus 1. */
 static ebb_status stage(ebb_mover *mover, ebb_load *loads, size_t count, uint64_t bytes,
-                        uint64_t with, uint64_t *cargo)
+                        uint64_t with, uint64_t at, uint64_t *cargo)
 {
     uint64_t start = mover->ring.head;
     ebb__cargo *longer = ebb__ring_extensible(&mover->ring, with, bytes);
-    if (mover->changing || (!longer && !ebb__ring_place(&mover->ring, bytes, &start))) {
+    at = at >= mover->base ? at - mover->base : UINT64_MAX; /* the ring may be another by now */
+    if (mover->changing || (!longer && !ebb__ring_place(&mover->ring, bytes, at, &start))) {
         mover->no_room++;
         return EBB_OFFLOADED;
     }
@@ -154,7 +155,7 @@ static bool sensible(const ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, siz
 }
 
 ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, size_t count,
-                           uint64_t with, uint64_t *cargo)
+                           uint64_t with, uint64_t at, uint64_t *cargo)
 {
     ebb_status status = ebb__mover_there(mover);
     if (status != EBB_OK)
@@ -176,7 +177,7 @@ ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, siz
     }
     if (status == EBB_OK && bytes) {
         ebb__os_lock(&mover->mu);
-        status = stage(mover, loads, count, bytes, with, cargo);
+        status = stage(mover, loads, count, bytes, with, at, cargo);
         ebb__os_unlock(&mover->mu);
     }
     for (size_t i = 0; i < count && status != EBB_OK; i++)

@@ -35,7 +35,8 @@ typedef struct ebb__cargo {
  *   0            tail                 head           bytes
  *   |    past    | first | ... | next-1 |    past    |
  *
- * A cargo does not wrap: what is left at the end is skipped. The space of a cargo that is over is had
+ * A cargo does not wrap: what is left at the end is skipped, and so is what is before one that is to be in
+ * a certain place. The space of a cargo that is over is had
  * again when every older one is over, too; it is then past, until one that comes to lie on it has been
  * ordered behind `done`. Invariants, checked by ebb__ring_check():
  *
@@ -57,8 +58,9 @@ typedef struct ebb__ring {
 void ebb__ring_begin(ebb__ring *ring, uint64_t bytes);
 void ebb__ring_free(ebb__ring *ring);
 
-/* Where `bytes` would go; false: there is no room now. */
-bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t *start);
+/* Where `bytes` would go: at `at`, if that is near enough, or else as near as can be; false: there is no
+   room now. */
+bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t *start);
 
 /* Make sure that ebb__ring_add() finds memory for its books. */
 bool ebb__ring_ready(ebb__ring *ring);

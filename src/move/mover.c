@@ -379,6 +379,16 @@ ebb_stream ebb_mover_stream(const ebb_mover *mover)
     return mover ? mover->stream : NULL;
 }
 
+uint64_t ebb_mover_head(ebb_mover *mover)
+{
+    if (ebb__mover_there(mover) != EBB_OK)
+        return 0;
+    ebb__os_lock(&mover->mu);
+    uint64_t head = mover->ring.bytes ? mover->base + mover->ring.head : 0;
+    ebb__os_unlock(&mover->mu);
+    return head;
+}
+
 ebb_status ebb_mover_get_stats(ebb_mover *mover, ebb_mover_stats *stats)
 {
     if (!stats || stats->size < sizeof *stats)

@@ -33,14 +33,25 @@ static uint64_t room_ends(const ebb__ring *ring)
     return ring->head > tail ? ring->bytes : tail;
 }
 
-bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t *start)
+/* Whether `bytes` may be at `at`: there is room, and little is skipped. `front` is the room at the start. */
+static bool near(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t front)
+{
+    bool ahead = at >= ring->head;
+    uint64_t end = ahead ? room_ends(ring) : front;
+    uint64_t skipped = ahead ? at - ring->head : ring->bytes - ring->head + at;
+    return skipped <= ring->bytes / 8 && at <= end && bytes <= end - at;
+}
+
+bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t *start)
 {
     uint64_t front = ring->bytes; /* room at the start */
     if (ring->first != ring->next) {
         uint64_t tail = cargo_number(ring, ring->first)->start;
         front = ring->head > tail ? tail : 0;
     }
-    if (bytes <= room_ends(ring) - ring->head)
+    if (near(ring, bytes, at, front))
+        *start = at;
+    else if (bytes <= room_ends(ring) - ring->head)
         *start = ring->head;
     else if (bytes <= front)
         *start = 0;
@@ -176,9 +187,7 @@ int ebb__ring_check(const ebb__ring *ring)
         if (a->over == (a->arrived != NULL))
             return 2;
         uint64_t before = n == ring->first ? a->start : cargo_number(ring, n - 1)->end;
-        if (before != a->start && a->start != 0)
-            return 4;
-        wraps += before != a->start;
+        wraps += a->start < before;
     }
     if (wraps > 1 || cargo_number(ring, ring->next - 1)->end != ring->head)
         return 4;

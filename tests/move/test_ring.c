@@ -63,7 +63,7 @@ static void every_user_of_a_place_is_waited_for(void)
             CHECK_EQ(rig_kernel("reads", a.staged, SMALL, EBBSIM_READ, length, s[i]), 0);
             next = 1;
             ebb_load more = haul_load(&h, LARGE, SMALL);
-            CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, &next), EBB_OFFLOADED);
+            CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, 0, &next), EBB_OFFLOADED);
             CHECK(!next && !more.staged);
             CHECK_EQ(ebb_mover_done(h.mover, cargo, s[i]), EBB_OK);
         }
@@ -93,11 +93,11 @@ static void places_come_free_from_the_oldest_on(void)
         cargo[i] = haul_fetch(&h, &load[i], i * LARGE, SMALL);
     ebb_load more = haul_load(&h, 0, SMALL);
     CHECK_EQ(haul_stats(&h).ring_used, 4 * SMALL);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, &none), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, 0, &none), EBB_OFFLOADED);
     haul_use(&h, cargo[2], &load[2], 1000, h.compute);
     CHECK_EQ(ebb_mover_drop(h.mover, cargo[1]), EBB_OK);
     CHECK_EQ(haul_stats(&h).cargoes_out, 2);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, &none), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, 0, &none), EBB_OFFLOADED);
     CHECK_EQ(haul_stats(&h).no_room, 2);
     haul_use(&h, cargo[0], &load[0], 1000, h.compute);
     CHECK_EQ(haul_stats(&h).ring_used, SMALL);
@@ -115,7 +115,7 @@ static void places_come_free_from_the_oldest_on(void)
     CHECK_EQ(ebb_mover_drop(h.mover, cargo[5]), EBB_OK);
     CHECK_EQ(haul_stats(&h).ring_used, 0);
     more.bytes = 4 * SMALL + 1;
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, &none), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, 0, &none), EBB_OFFLOADED);
     haul_shut(&h);
 }
 
@@ -127,7 +127,7 @@ static void a_cargo_grows_until_it_is_used(void)
     haul_stage_all(&h);
     ebb_load one, two = haul_load(&h, LARGE, SMALL), three = haul_load(&h, 2 * LARGE, SMALL);
     uint64_t first = haul_fetch(&h, &one, 0, SMALL), with, own, other;
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, first, &with), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, first, 0, &with), EBB_OK);
     CHECK_EQ(with, first);
     CHECK_EQ(two.staged, one.staged + SMALL);
     CHECK_EQ(haul_stats(&h).cargoes_out, 1);
@@ -137,27 +137,69 @@ static void a_cargo_grows_until_it_is_used(void)
     CHECK(haul_right(&h, one.staged, 0, SMALL, h.compute));
     CHECK(haul_right(&h, two.staged, LARGE, SMALL, h.compute));
     /* Whoever has waited has not waited for what comes now. */
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &three, 1, first, &own), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &three, 1, first, 0, &own), EBB_OK);
     CHECK(own && own != first);
     /* Nor is it the last. */
     CHECK_EQ(ebb_mover_done(h.mover, first, h.compute), EBB_OK);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, first, &other), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, first, 0, &other), EBB_OK);
     CHECK(other && other != first && other != own);
     CHECK_EQ(ebb_mover_drop(h.mover, other), EBB_OK);
     /* Behind this one the ring ends. */
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, own, &other), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, own, 0, &other), EBB_OK);
     CHECK(other != own && two.staged == one.staged);
     CHECK_EQ(ebb_mover_drop(h.mover, other), EBB_OK);
     CHECK_EQ(ebb_mover_drop(h.mover, own), EBB_OK);
     /* Both places come free behind the one use. */
     with = haul_fetch(&h, &one, 0, SMALL);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, with, &other), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, with, 0, &other), EBB_OK);
     CHECK_EQ(other, with);
     haul_use(&h, with, &two, 1000, h.compute);
     with = haul_fetch(&h, &one, 0, 4 * SMALL);
     CHECK_EQ(ebb_mover_use(h.mover, with, h.compute), EBB_OK);
     CHECK(haul_right(&h, one.staged, 0, 4 * SMALL, h.compute));
     CHECK_EQ(ebb_mover_done(h.mover, with, h.compute), EBB_OK);
+    haul_shut(&h);
+}
+
+static uint64_t fetch_at(haul *h, ebb_load *load, uint64_t at)
+{
+    uint64_t cargo = 0;
+    *load = haul_load(h, 0, SMALL);
+    CHECK_EQ(ebb_mover_fetch(h->mover, h->vbar, load, 1, 0, at, &cargo), EBB_OK);
+    haul_check(h);
+    return cargo;
+}
+
+/* If that skips little, it is where it was before. */
+static void a_cargo_goes_where_it_was(void)
+{
+    haul h;
+    haul_open(&h, 8 * LARGE, 16 * SMALL, 4 * LARGE);
+    haul_stage_all(&h);
+    ebb_load load, first;
+    uint64_t base = haul_stats(&h).address, cargo[4];
+    CHECK_EQ(ebb_mover_head(h.mover), base);
+    cargo[0] = fetch_at(&h, &first, base + 2 * SMALL);
+    CHECK_EQ(first.staged, base + 2 * SMALL);
+    cargo[1] = fetch_at(&h, &load, base + 6 * SMALL); /* too far */
+    CHECK_EQ(load.staged, base + 3 * SMALL);
+    cargo[2] = fetch_at(&h, &load, base + 3 * SMALL); /* that is somebody's */
+    CHECK_EQ(load.staged, base + 4 * SMALL);
+    cargo[3] = haul_fetch(&h, &load, 0, 10 * SMALL);
+    CHECK_EQ(ebb_mover_head(h.mover), base + 15 * SMALL);
+    haul_use(&h, cargo[0], &first, 1000, h.compute);
+    cargo[0] = fetch_at(&h, &load, base + SMALL); /* round the end */
+    CHECK_EQ(load.staged, base + SMALL);
+    CHECK_EQ(ebb_mover_drop(h.mover, cargo[0]), EBB_OK);
+    for (int i = 1; i < 4; i++)
+        CHECK_EQ(ebb_mover_drop(h.mover, cargo[i]), EBB_OK);
+    for (int i = 0; i < 3; i++) { /* no address of the ring */
+        const uint64_t wrong[] = {1, base + 16 * SMALL, UINT64_MAX};
+        cargo[0] = fetch_at(&h, &load, wrong[i]);
+        CHECK(load.staged >= base && load.staged <= base + 15 * SMALL);
+        CHECK_EQ(ebb_mover_drop(h.mover, cargo[0]), EBB_OK);
+    }
+    CHECK_EQ(ebb_mover_head(NULL), 0);
     haul_shut(&h);
 }
 
@@ -180,7 +222,7 @@ static void storm(unsigned seed)
     CUstream streams[3] = {core_lasting(&h.c), core_stream(&h.c), NULL};
     flight flights[FLIGHTS] = {0};
     static int expected[SEEN];
-    unsigned seen = 0, grown = 0;
+    unsigned seen = 0, grown = 0, placed = 0;
     for (int step = 0; step < SCALED(3000, 500); step++) {
         flight *f = &flights[(unsigned)rand_r(&seed) % FLIGHTS];
         if (!f->cargo) {
@@ -198,12 +240,20 @@ static void storm(unsigned seed)
             size_t rest = rand_r(&seed) % 2 ? f->count / 2 : 0;
             uint64_t with = 0;
             f->count -= rest;
-            ebb_status status = ebb_mover_fetch(h.mover, h.vbar, f->loads, f->count, 0, &f->cargo);
+            /* Near some place, sometimes. */
+            uint64_t at = 0;
+            if (rand_r(&seed) % 2)
+                at = ebb_mover_head(h.mover) + (unsigned)rand_r(&seed) % SMALL / 512 * 512;
+            if (rand_r(&seed) % 4 == 0)
+                at = haul_stats(&h).address + (unsigned)rand_r(&seed) % SMALL / 512 * 512;
+            ebb_status status =
+                ebb_mover_fetch(h.mover, h.vbar, f->loads, f->count, 0, at, &f->cargo);
+            placed += f->cargo && at && at == f->loads[0].staged;
             CHECK(status == EBB_OK || status == EBB_OFFLOADED);
             CHECK_EQ(f->cargo != 0, status == EBB_OK);
             if (rest && f->cargo)
                 status =
-                    ebb_mover_fetch(h.mover, h.vbar, f->loads + f->count, rest, f->cargo, &with);
+                    ebb_mover_fetch(h.mover, h.vbar, f->loads + f->count, rest, f->cargo, 0, &with);
             CHECK(status == EBB_OK || status == EBB_OFFLOADED);
             f->count += with && with == f->cargo ? rest : 0;
             grown += with && with == f->cargo;
@@ -246,7 +296,8 @@ static void storm(unsigned seed)
         wrong += h.c.host[i] != expected[i];
     CHECK_EQ(wrong, 0);
     ebb_mover_stats stats = haul_stats(&h);
-    CHECK(stats.no_room && stats.waits && stats.cargoes > 100 && !stats.cargoes_out && grown);
+    CHECK(stats.no_room && stats.waits && stats.cargoes > 100 && !stats.cargoes_out);
+    CHECK(grown && placed);
     haul_shut(&h);
 }
 
@@ -269,7 +320,7 @@ static void see_over(haul *h)
 static void unit(haul *h, ebb_load *loads, size_t count, CUstream other)
 {
     uint64_t cargo;
-    if (ebb_mover_fetch(h->mover, h->vbar, loads, count, 0, &cargo) != EBB_OK || !cargo)
+    if (ebb_mover_fetch(h->mover, h->vbar, loads, count, 0, 0, &cargo) != EBB_OK || !cargo)
         return;
     CUstream streams[2] = {h->compute, other};
     unsigned used = 0;
@@ -398,7 +449,7 @@ static void while_the_ring_changes_nobody_has_it(void)
     pthread_t thread;
     MUST(pthread_create(&thread, NULL, change, &h));
     rig_sleep(UINT64_C(100) * MILLISECOND);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, &cargo), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, 0, &cargo), EBB_OFFLOADED);
     CHECK_EQ(ebb_mover_set_ring(h.mover, 2 * SMALL), EBB_BUSY);
     CHECK_EQ(ebb_mover_destroy(h.mover), EBB_BUSY);
     CHECK_EQ(h.c.driver.cuStreamQuery(h.compute), CUDA_ERROR_NOT_READY); /* it was so meanwhile */
@@ -430,7 +481,7 @@ static void *act(void *data)
         size_t first = (unsigned)rand_r(&a->seed) % 6, count = 1 + (unsigned)rand_r(&a->seed) % 3;
         ebb_load *w = &weights[first];
         uint64_t cargo, signature, base = core_stats(h->vbar).address;
-        ebb_status status = ebb_mover_fetch(h->mover, h->vbar, w, count, 0, &cargo);
+        ebb_status status = ebb_mover_fetch(h->mover, h->vbar, w, count, 0, 0, &cargo);
         if (status != EBB_OK) {
             a->wrong += status != EBB_OFFLOADED;
             continue;
@@ -503,6 +554,7 @@ int main(void)
     RUN(every_user_of_a_place_is_waited_for);
     RUN(places_come_free_from_the_oldest_on);
     RUN(a_cargo_grows_until_it_is_used);
+    RUN(a_cargo_goes_where_it_was);
     RUN(cargoes_of_all_sizes_in_any_order_arrive);
     RUN(every_call_may_fail);
     RUN(every_few_calls_in_a_row_may_fail);

@@ -150,7 +150,8 @@ class Load:
         most = unit.bytes // (CHUNKS // 2 if unit.resident else CHUNKS)
         while len(self.staged) < len(unit.groups):
             last = self.cargoes[-1] if self.cargoes else 0
-            found = mover.fetch(unit, len(self.staged), most, last)
+            at = 0 if last else unit.near(self.staged, mover.head)
+            found = mover.fetch(unit, len(self.staged), most, last, at)
             if found is None:
                 return False
             if found[0] and found[0] != last:

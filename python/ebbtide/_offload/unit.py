@@ -21,7 +21,7 @@ from ebbtide.vbar import VBAR
 if TYPE_CHECKING:
     from ebbtide._offload.model import Model
 
-VIEWS = 8  # places in the ring for which a unit's tensors are kept
+VIEWS = 16  # places in the ring for which a unit's tensors are kept
 COMPILE_BY = torch._C._dynamo.eval_frame.set_eval_frame
 GROUPS = 8  # weights that lie side by side are one, up to this part of a unit
 
@@ -165,6 +165,13 @@ class Unit(_core.Unit):
         model = self.model and self.model()
         if model is not None:
             model.save_written(self)
+
+    def near(self, staged: list[int], head: int) -> int:
+        """Where in the ring what comes next should be, so that it is where it was some time: the
+        first such place behind the head; 0: there is none."""
+        known, count = tuple(staged), len(staged)
+        places = [key[count] for key in self.views if key[:count] == known and key[count]]
+        return min((at for at in places if at >= head), default=min(places, default=0))
 
     def at(self, mover: _core.Mover, staged: list[int]) -> Tensors:
         """Its tensors over their places in the ring; None for those that are the VBAR's own."""
