@@ -1,4 +1,4 @@
-"""offload(): a model that fits, once nothing has to be learned: its passes go without Python."""
+"""offload(): passes once nothing has to be learned any more: of a model that fits, without Python."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import threading
 
 import pytest
 import torch
-from test_offload_running import WIDTH, Boom, at_rest, inside, layers, x
+from test_offload_running import MIB, WIDTH, Boom, at_rest, inside, layers, x
 from torch import nn
 
 from ebbtide import _core
 from ebbtide._offload import ahead
 from ebbtide._offload.model import Model
+from ebbtide._offload.unit import Unit
 
 
 def settled(room, model, inputs, expected):
@@ -207,3 +208,25 @@ def test_addresses_are_pairs_of_numbers():
             _core.Ahead(wrong)
     with pytest.raises(TypeError, match="not a dict"):
         _core.table_of([])
+
+
+# ---- and one that does not fit ------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_the_same_tensors_serve_again_after_some_passes(free_room, monkeypatch):
+    """Units that do not go into the ring a whole number of times, and yet find their places."""
+    monkeypatch.setattr("ebbtide._offload.units.FEW_PARTS", 6)
+    monkeypatch.setattr("ebbtide._offload.units.RUN_PARTS", 6)
+    monkeypatch.setattr("ebbtide._offload.unit.VIEWS", 8)
+    model, inputs = layers(100), x()
+    expected = copy.deepcopy(model).cuda()(inputs)
+    free_room.of = lambda model: 44 * MIB
+    free_room.offload(model)
+    made = []
+    plain = Unit._ahead
+    monkeypatch.setattr(Unit, "_ahead", lambda self, *args: made.append(self) or plain(self, *args))
+    for _ in range(16):
+        made.clear()
+        assert torch.equal(model(inputs), expected)
+    assert inside(model).slow and not made
