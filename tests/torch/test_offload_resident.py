@@ -1,4 +1,4 @@
-"""offload(): passes once nothing has to be learned any more: of a model that fits, without Python."""
+"""offload(): passes when nothing has to be learned any more; if a model fits, without Python."""
 
 from __future__ import annotations
 
