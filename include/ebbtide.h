@@ -503,8 +503,13 @@ typedef struct ebb_load {
 EBB_API ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, size_t count,
                                    uint64_t with, uint64_t at, uint64_t *cargo);
 
-/* Where the next cargo will be in the ring, if nothing else is asked for and it has room there. */
+/* Where the next cargo will be in the ring, if nothing else is asked for and it has room there; 0: there
+   is no ring. */
 EBB_API uint64_t ebb_mover_head(ebb_mover *mover);
+
+/* Whether a cargo of so many bytes would have room in the ring now. EBB_OK; EBB_OFFLOADED: it would not, or
+   there is no ring; EBB_INVALID, EBB_GONE, EBB_FORKED. */
+EBB_API ebb_status ebb_mover_has_room(ebb_mover *mover, uint64_t bytes);
 
 /*
  * Order what comes next on `stream` after the cargo's arrival. One ebb_mover_done() for each EBB_OK. A

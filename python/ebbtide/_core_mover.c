@@ -101,34 +101,37 @@ static PyObject *mover_set_ring(PyObject *self, PyObject *bytes)
 }
 
 /* How many pieces are to be sent for together: those that are where they were filled, and of others as
-   many as are `most` bytes, or one. */
-static size_t together(ebb_vbar handle, const piece *pieces, size_t count, uint64_t most)
+   many as are `most` bytes, or one. Their bytes, without the first. */
+static size_t together(ebb_vbar handle, const piece *pieces, size_t count, uint64_t most,
+                       uint64_t *bytes)
 {
-    uint64_t bytes = 0;
+    *bytes = 0;
     for (size_t i = 0; i < count; i++) {
         const piece *p = &pieces[i];
         if (p->signature && ebb__vbar_peek(handle, p->offset, p->bytes) == p->signature)
             continue;
-        if (bytes && bytes + p->bytes > most)
+        if (*bytes && *bytes + p->bytes > most)
             return i;
-        bytes += p->bytes;
+        *bytes += p->bytes;
     }
     return count;
 }
 
-/* fetch(unit, first, most, with, at): (cargo, the address of each of these pieces in the ring, 0 where it is
-   resident); None: the ring has no room now. */
+/* fetch(unit, first, most, with, at, ahead): (cargo, the address of each of these pieces in the ring, 0 where
+   it is resident); None: the ring has no room now. `ahead`: nobody waits for it yet. */
 static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
 {
     mover *m = (mover *)self;
     PyObject *of;
     Py_ssize_t first;
     unsigned long long most, with, at;
+    int early;
+    uint64_t bytes;
     size_t count = 0;
     ebb_vbar handle;
     const state *s = state_of(self);
-    if (!s ||
-        !PyArg_ParseTuple(arguments, "O!nKKK", s->types[UNIT], &of, &first, &most, &with, &at))
+    if (!s || !PyArg_ParseTuple(arguments, "O!nKKKp", s->types[UNIT], &of, &first, &most, &with,
+                                &at, &early))
         return NULL;
     piece *pieces = unit_pieces((unit *)of, &count, &handle);
     if (!m->handle || !pieces)
@@ -138,7 +141,11 @@ static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
         return NULL;
     }
     pieces += first;
-    count = together(handle, pieces, count - (size_t)first, most);
+    count = together(handle, pieces, count - (size_t)first, most, &bytes);
+    /* A place of its own is looked for when the ring has one, too: to look is not for nothing. */
+    if (early && bytes && ebb_mover_head(m->handle) &&
+        ebb_mover_has_room(m->handle, bytes) == EBB_OFFLOADED)
+        Py_RETURN_NONE;
     ebb_load *loads = calloc(count, sizeof *loads);
     if (!loads)
         return PyErr_NoMemory();
@@ -317,7 +324,7 @@ static PyMethodDef mover_methods[] = {
     {"set_ring", mover_set_ring, METH_O,
      "set_ring($self, bytes, /)\n--\n\nThe ring's size: whether it could be had."},
     {"fetch", mover_fetch, METH_VARARGS,
-     "fetch($self, unit, first, most, cargo, address, /)\n--\n\n"
+     "fetch($self, unit, first, most, cargo, address, ahead, /)\n--\n\n"
      "Bring some pieces of a unit: into the VBAR, or the ring, there with a cargo or at an "
      "address, "
      "if that can be."},

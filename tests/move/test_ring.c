@@ -93,6 +93,8 @@ static void places_come_free_from_the_oldest_on(void)
         cargo[i] = haul_fetch(&h, &load[i], i * LARGE, SMALL);
     ebb_load more = haul_load(&h, 0, SMALL);
     CHECK_EQ(haul_stats(&h).ring_used, 4 * SMALL);
+    CHECK_EQ(ebb_mover_has_room(h.mover, 1), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_has_room(NULL, 1), EBB_INVALID);
     CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, 0, &none), EBB_OFFLOADED);
     haul_use(&h, cargo[2], &load[2], 1000, h.compute);
     CHECK_EQ(ebb_mover_drop(h.mover, cargo[1]), EBB_OK);
@@ -101,6 +103,8 @@ static void places_come_free_from_the_oldest_on(void)
     CHECK_EQ(haul_stats(&h).no_room, 2);
     haul_use(&h, cargo[0], &load[0], 1000, h.compute);
     CHECK_EQ(haul_stats(&h).ring_used, SMALL);
+    CHECK_EQ(ebb_mover_has_room(h.mover, 3 * SMALL), EBB_OK);
+    CHECK_EQ(ebb_mover_has_room(h.mover, 3 * SMALL + 1), EBB_OFFLOADED);
     /* Three quarters at once, from the start. */
     cargo[4] = haul_fetch(&h, &load[4], 0, 3 * SMALL);
     CHECK_EQ(load[4].staged, load[0].staged);

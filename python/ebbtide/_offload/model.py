@@ -355,7 +355,7 @@ class Model:
                 if unit is None:
                     return None  # no unit any more: its weights come one by one, this time
                 # If all of it was, then what comes after it has been sent for, too.
-                ready = unit.load is not None and len(unit.load.staged) == len(unit.groups)
+                ready = unit.load is not None and unit.load.whole
                 fast = unit.enter()
                 # One that turns out to be stale is planned anew first.
                 if fast or self._enter(unit) or self._busy():
@@ -425,7 +425,8 @@ class Model:
     def prefetch(self) -> None:
         """Bring what comes next, as far as the ring goes."""
         for unit in self.sequence.ahead():
-            if unit.depth or unit.resident == unit.bytes:
+            load = unit.load
+            if unit.depth or (load.whole if load is not None else unit.resident == unit.bytes):
                 continue
             if not self.station.fetch(unit):
                 return

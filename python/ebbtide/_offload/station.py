@@ -118,15 +118,15 @@ class Station:
         if unit.load is None:
             unit.load = Load()
         load = unit.load
-        whole = load.advance(self.mover, unit)
+        whole = load.whole or load.advance(self.mover, unit, demand)
         if not whole and (not load.cargoes or demand) and self.want_ring():
             load = unit.load = unit.load or Load()
-            whole = load.advance(self.mover, unit)
+            whole = load.advance(self.mover, unit, demand)
         if not whole and demand:
             # What others have in the ring, and do not use yet, must go.
             for model in list(self.models):
                 model.drop_loads(but=unit)
-            whole = load.advance(self.mover, unit)
+            whole = load.advance(self.mover, unit, demand)
         # What is resident by now needs no keeping: it is looked for where it is.
         if not load.cargoes and not demand:
             unit.load = None
@@ -136,27 +136,31 @@ class Station:
 class Load:
     """A unit's weights on their way: as many of its parts as have been sent for."""
 
-    __slots__ = ("cargoes", "staged", "used")
+    __slots__ = ("cargoes", "most", "staged", "used", "whole")
 
     def __init__(self) -> None:
         # Of each group so far, its place in the ring; 0: it is resident.
         self.staged: list[int] = []
         self.cargoes: list[int] = []
+        self.whole = False  # all of it has been sent for
+        self.most = 0  # bytes to send for together
         self.used = 0  # times that it has been entered and not left
 
-    def advance(self, mover: _core.Mover, unit: Unit) -> bool:
+    def advance(self, mover: _core.Mover, unit: Unit, demand: bool = False) -> bool:
         """Send for more, as far as the ring has room: whether that was all."""
-        # If some of it is resident, then the ring has room for more than two: in larger parts.
-        most = unit.bytes // (CHUNKS // 2 if unit.resident else CHUNKS)
+        if not self.most:
+            # If some of it is resident, then the ring has room for more than two: in larger parts.
+            self.most = max(unit.bytes // (CHUNKS // 2 if unit.resident else CHUNKS), 1)
         while len(self.staged) < len(unit.groups):
             last = self.cargoes[-1] if self.cargoes else 0
             at = 0 if last else unit.near(self.staged, mover.head)
-            found = mover.fetch(unit, len(self.staged), most, last, at)
+            found = mover.fetch(unit, len(self.staged), self.most, last, at, not demand)
             if found is None:
                 return False
             if found[0] and found[0] != last:
                 self.cargoes.append(found[0])
             self.staged += found[1]
+        self.whole = True
         return True
 
     def use(self, mover: _core.Mover) -> None:
