@@ -477,16 +477,24 @@ typedef struct ebb_load {
     uint64_t staged;    /* out: its address in the ring; 0: it is resident, in the VBAR */
 } ebb_load;
 
+/* How to fetch; all zero is what NULL is. */
+typedef struct ebb_fetch {
+    /* A cargo that what is staged may become a part of: if it was the last that was fetched, is not in use
+       yet, and has room behind it. *cargo is the same then, and one wait is for all of it. */
+    uint64_t with;
+    /* An address in the ring, for a cargo of its own: it goes there if that skips no more than an eighth of
+       the ring. Who fetches the same things again and again finds them in few places so. */
+    uint64_t at;
+    /* Not 0: what is not resident is staged, and its VBAR not asked whether it has room by now. */
+    int stage;
+} ebb_fetch;
+
 /*
  * Bring `count` weights of a VBAR of the mover's device to the GPU.
  *
  * A weight that is resident with its contents intact costs a look, no driver call. One that its VBAR
  * has room for is made resident and filled. The rest is staged: *cargo names it, for one or more pairs
  * of ebb_mover_use() and ebb_mover_done(), or one ebb_mover_drop(). *cargo is 0 if nothing was staged.
- * `with` is 0, or a cargo that these may become a part of, and then *cargo is that: if it was the last
- * that was fetched, is not in use yet, and has room behind it. Else they are a cargo of their own, at
- * the address `at` if that costs no more than an eighth of the ring, which is skipped; `at` is 0, or
- * where the same was before: who fetches the same things again and again may find them in few places.
  * A weight with `staged` 0 is not pinned: fault it on the stream of its use, as ever; `signature` says
  * whether it is still what was fetched.
  *
@@ -501,7 +509,7 @@ typedef struct ebb_load {
  * `signature` must not be in two calls at once.
  */
 EBB_API ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, size_t count,
-                                   uint64_t with, uint64_t at, uint64_t *cargo);
+                                   const ebb_fetch *how, uint64_t *cargo);
 
 /* Where the next cargo will be in the ring, if nothing else is asked for and it has room there; 0: there
    is no ring. */

@@ -162,7 +162,15 @@ class Mover:
     def close(self) -> None: ...
     def set_ring(self, bytes: int, /) -> bool: ...
     def fetch(
-        self, unit: Unit, first: int, most: int, cargo: int, address: int, ahead: bool, /
+        self,
+        unit: Unit,
+        first: int,
+        most: int,
+        cargo: int,
+        address: int,
+        ahead: bool,
+        stage: bool,
+        /,
     ) -> tuple[int, list[int]] | None: ...
     def use(self, cargo: int, /) -> bool: ...
     def done(self, cargo: int, /) -> bool: ...

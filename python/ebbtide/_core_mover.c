@@ -117,7 +117,7 @@ static size_t together(ebb_vbar handle, const piece *pieces, size_t count, uint6
     return count;
 }
 
-/* fetch(unit, first, most, with, at, ahead): (cargo, the address of each of these pieces in the ring, 0 where
+/* fetch(unit, first, most, with, at, ahead, stage): (cargo, the address of each of these pieces in the ring, 0 where
    it is resident); None: the ring has no room now. `ahead`: nobody waits for it yet. */
 static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
 {
@@ -125,13 +125,13 @@ static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
     PyObject *of;
     Py_ssize_t first;
     unsigned long long most, with, at;
-    int early;
+    int early, stage;
     uint64_t bytes;
     size_t count = 0;
     ebb_vbar handle;
     const state *s = state_of(self);
-    if (!s || !PyArg_ParseTuple(arguments, "O!nKKKp", s->types[UNIT], &of, &first, &most, &with,
-                                &at, &early))
+    if (!s || !PyArg_ParseTuple(arguments, "O!nKKKpp", s->types[UNIT], &of, &first, &most, &with,
+                                &at, &early, &stage))
         return NULL;
     piece *pieces = unit_pieces((unit *)of, &count, &handle);
     if (!m->handle || !pieces)
@@ -154,10 +154,11 @@ static PyObject *mover_fetch(PyObject *self, PyObject *arguments)
                               .bytes = pieces[i].bytes,
                               .host = pieces[i].host,
                               .signature = pieces[i].signature};
+    const ebb_fetch how = {.with = with, .at = at, .stage = stage};
     uint64_t cargo = 0;
     ebb_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ebb_mover_fetch(m->handle, handle, loads, count, with, at, &cargo);
+    status = ebb_mover_fetch(m->handle, handle, loads, count, &how, &cargo);
     Py_END_ALLOW_THREADS
     for (size_t i = 0; i < count; i++)
         pieces[i].signature = loads[i].signature;
@@ -324,7 +325,7 @@ static PyMethodDef mover_methods[] = {
     {"set_ring", mover_set_ring, METH_O,
      "set_ring($self, bytes, /)\n--\n\nThe ring's size: whether it could be had."},
     {"fetch", mover_fetch, METH_VARARGS,
-     "fetch($self, unit, first, most, cargo, address, ahead, /)\n--\n\n"
+     "fetch($self, unit, first, most, cargo, address, ahead, stage, /)\n--\n\n"
      "Bring some pieces of a unit: into the VBAR, or the ring, there with a cargo or at an "
      "address, "
      "if that can be."},

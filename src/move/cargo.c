@@ -37,11 +37,13 @@ static ebb_status fill(ebb_mover *mover, ebb_vbar vbar, const ebb_load *load)
     return status;
 }
 
-/* Have a weight in its VBAR. EBB_OFFLOADED: it is to be staged. */
-static ebb_status settle(ebb_mover *mover, ebb_vbar vbar, ebb_load *load)
+/* Have a weight in its VBAR, or only look whether it is there. EBB_OFFLOADED: it is to be staged. */
+static ebb_status settle(ebb_mover *mover, ebb_vbar vbar, ebb_load *load, bool only_look)
 {
     if (load->signature && ebb__vbar_peek(vbar, load->offset, load->bytes) == load->signature)
         return EBB_OK;
+    if (only_look)
+        return EBB_OFFLOADED;
     uint64_t signature;
     ebb_status status = ebb_vbar_fault(vbar, load->offset, load->bytes, mover->stream, &signature);
     if (status != EBB_OK)
@@ -100,14 +102,15 @@ static ebb_status send(ebb_mover *mover, ebb__device *device, const ebb_load *lo
     return EBB_OK;
 }
 
-/* Give the loads a place of `bytes`: at the end of the cargo `with`, if that can be, or a cargo of their
+/* Give the loads a place of `bytes`: at the end of another cargo, if that can be, or a cargo of their
    own. `staged` is, of each, its place in there, plus 1. */
 static ebb_status stage(ebb_mover *mover, ebb_load *loads, size_t count, uint64_t bytes,
-                        uint64_t with, uint64_t at, uint64_t *cargo)
+                        const ebb_fetch *how, uint64_t *cargo)
 {
     uint64_t start = mover->ring.head;
-    ebb__cargo *longer = ebb__ring_extensible(&mover->ring, with, bytes);
-    at = at >= mover->base ? at - mover->base : UINT64_MAX; /* the ring may be another by now */
+    ebb__cargo *longer = ebb__ring_extensible(&mover->ring, how->with, bytes);
+    /* The ring may be another by now. */
+    uint64_t at = how->at >= mover->base ? how->at - mover->base : UINT64_MAX;
     if (mover->changing || (!longer && !ebb__ring_place(&mover->ring, bytes, at, &start))) {
         mover->no_room++;
         return EBB_OFFLOADED;
@@ -131,7 +134,7 @@ static ebb_status stage(ebb_mover *mover, ebb_load *loads, size_t count, uint64_
     if (status == EBB_OK)
         status = ebb__mover_raise(mover, device, mover->stream, &arrived);
     if (status == EBB_OK) {
-        *cargo = longer ? with : ebb__ring_add(&mover->ring, start, bytes, arrived);
+        *cargo = longer ? how->with : ebb__ring_add(&mover->ring, start, bytes, arrived);
         if (longer)
             ebb__ring_extend(&mover->ring, longer, bytes);
         mover->cargoes += !longer;
@@ -155,7 +158,7 @@ static bool sensible(const ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, siz
 }
 
 ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, size_t count,
-                           uint64_t with, uint64_t at, uint64_t *cargo)
+                           const ebb_fetch *how, uint64_t *cargo)
 {
     ebb_status status = ebb__mover_there(mover);
     if (status != EBB_OK)
@@ -163,12 +166,14 @@ ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, siz
     if (!cargo)
         return EBB_INVALID;
     *cargo = 0;
+    const ebb_fetch plainly = {0};
+    how = how ? how : &plainly;
     if (!sensible(mover, vbar, loads, count))
         return EBB_INVALID;
     ebb__mover_pay(mover);
     uint64_t bytes = 0;
     for (size_t i = 0; i < count && status == EBB_OK; i++) {
-        status = settle(mover, vbar, &loads[i]);
+        status = settle(mover, vbar, &loads[i], how->stage);
         if (status != EBB_OFFLOADED)
             continue;
         status = EBB_OK;
@@ -177,7 +182,7 @@ ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, siz
     }
     if (status == EBB_OK && bytes) {
         ebb__os_lock(&mover->mu);
-        status = stage(mover, loads, count, bytes, with, at, cargo);
+        status = stage(mover, loads, count, bytes, how, cargo);
         ebb__os_unlock(&mover->mu);
     }
     for (size_t i = 0; i < count && status != EBB_OK; i++)

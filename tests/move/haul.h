@@ -76,7 +76,7 @@ __attribute__((unused)) static uint64_t haul_fetch(haul *h, ebb_load *load, uint
 {
     uint64_t cargo = 0;
     *load = haul_load(h, offset, bytes);
-    CHECK_EQ(ebb_mover_fetch(h->mover, h->vbar, load, 1, 0, 0, &cargo), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h->mover, h->vbar, load, 1, NULL, &cargo), EBB_OK);
     CHECK(cargo && load->staged);
     haul_check(h);
     return cargo;

@@ -18,7 +18,7 @@ static void what_has_room_is_filled_and_what_has_none_is_staged(void)
     for (uint64_t i = 0; i < 4; i++)
         loads[i] = haul_load(&h, i * LARGE + 512 * i, BYTES - 100 * i);
     CHECK_EQ(ebb_vbar_set_watermark(h.vbar, 2 * LARGE), EBB_OK);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 4, 0, 0, &cargo), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 4, NULL, &cargo), EBB_OK);
     haul_check(&h);
     CHECK(cargo);
     CHECK(!loads[0].staged && !loads[1].staged && loads[2].staged && loads[3].staged);
@@ -49,14 +49,14 @@ static void what_is_resident_costs_a_look(void)
     uint64_t cargo = 5;
     for (uint64_t i = 0; i < 8; i++)
         loads[i] = haul_load(&h, i * 8 * MIB, 7 * MIB);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 8, 0, 0, &cargo), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 8, NULL, &cargo), EBB_OK);
     CHECK_EQ(cargo, 0);
     CHECK_EQ(ebb_mover_use(h.mover, cargo, h.compute), EBB_OK);
     CHECK_EQ(ebb_mover_done(h.mover, cargo, h.compute), EBB_OK);
     CHECK_EQ(ebb_mover_drop(h.mover, cargo), EBB_OK);
     unsigned long calls = h.c.sim ? ebbsim_calls(NULL) : 0;
     for (int i = 0; i < 10; i++)
-        CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 8, 0, 0, &cargo), EBB_OK);
+        CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 8, NULL, &cargo), EBB_OK);
     if (h.c.sim)
         CHECK_EQ(ebbsim_calls(NULL), calls);
     CHECK_EQ(haul_stats(&h).filled, UINT64_C(8) * 7 * MIB);
@@ -65,7 +65,11 @@ static void what_is_resident_costs_a_look(void)
     uint64_t before = loads[7].signature;
     CHECK_EQ(ebb_vbar_free_memory(h.vbar, LARGE, NULL), EBB_OK);
     CHECK_EQ(ebb_vbar_prioritize(h.vbar), EBB_OK);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 8, 0, 0, &cargo), EBB_OK);
+    const ebb_fetch staged = {.stage = 1}; /* but not if it is not to */
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 8, &staged, &cargo), EBB_OK);
+    CHECK(cargo && loads[7].staged && !loads[0].staged && loads[7].signature == before);
+    CHECK_EQ(ebb_mover_drop(h.mover, cargo), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 8, NULL, &cargo), EBB_OK);
     CHECK_EQ(cargo, 0);
     CHECK(loads[7].signature != before);
     CHECK_EQ(haul_stats(&h).filled, UINT64_C(12) * 7 * MIB);
@@ -85,10 +89,10 @@ static void a_fill_that_fails_is_made_again(void)
     ebb_load load = haul_load(&h, 512, LARGE);
     uint64_t cargo, signature;
     MUST(ebbsim_fail("cuMemcpyHtoDAsync", 1, 1));
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &load, 1, 0, 0, &cargo), EBB_DRIVER_FAILED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &load, 1, NULL, &cargo), EBB_DRIVER_FAILED);
     CHECK_EQ(load.signature, 0);
     CHECK_EQ(core_device_stats(&h.c).pinned, 0);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &load, 1, 0, 0, &cargo), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &load, 1, NULL, &cargo), EBB_OK);
     CHECK(load.signature);
     CHECK_EQ(ebb_vbar_fault(h.vbar, 512, LARGE, h.compute, &signature), EBB_OK);
     CHECK_EQ(signature, load.signature);
@@ -106,7 +110,7 @@ static void neighbours_are_one_copy(void)
     ebb_load loads[5] = {haul_load(&h, 0, 1024), haul_load(&h, 1024, 512), haul_load(&h, 1536, 700),
                          haul_load(&h, 1536 + 700, 100), haul_load(&h, 8192, 512)};
     uint64_t cargo;
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 5, 0, 0, &cargo), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 5, NULL, &cargo), EBB_OK);
     CHECK_EQ(haul_stats(&h).copies, 3);
     CHECK_EQ(haul_stats(&h).ring_used, 1024 + 512 + 1024 + 512 + 512);
     CHECK_EQ(ebb_mover_use(h.mover, cargo, h.compute), EBB_OK);
@@ -131,7 +135,7 @@ static void neighbours_pinned_each_by_itself_are_not(void)
         loads[i] = (ebb_load){.offset = 512 + i * 512, .bytes = 512, .host = heap + 512 + i * 512};
     }
     uint64_t cargo;
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 4, 0, 0, &cargo), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 4, NULL, &cargo), EBB_OK);
     CHECK_EQ(ebb_mover_use(h.mover, cargo, h.compute), EBB_OK);
     for (int i = 0; i < 4; i++)
         CHECK(haul_right(&h, loads[i].staged, loads[i].offset, 512, h.compute));
@@ -218,19 +222,19 @@ static void nonsense_is_refused(void)
     ebb_load load = haul_load(&h, 0, 4096), bad;
     ebb_mover_stats stats = {.size = 8};
     uint64_t cargo = 3;
-    CHECK_EQ(ebb_mover_fetch(NULL, h.vbar, &load, 1, 0, 0, &cargo), EBB_INVALID);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, NULL, 1, 0, 0, &cargo), EBB_INVALID);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &load, 0, 0, 0, &cargo), EBB_INVALID);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &load, 1, 0, 0, NULL), EBB_INVALID);
-    CHECK_EQ(ebb_mover_fetch(h.mover, (ebb_vbar){0}, &load, 1, 0, 0, &cargo), EBB_INVALID);
-    CHECK_EQ(ebb_mover_fetch(h.mover, (ebb_vbar){h.vbar.id + 1}, &load, 1, 0, 0, &cargo), EBB_GONE);
+    CHECK_EQ(ebb_mover_fetch(NULL, h.vbar, &load, 1, NULL, &cargo), EBB_INVALID);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, NULL, 1, NULL, &cargo), EBB_INVALID);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &load, 0, NULL, &cargo), EBB_INVALID);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &load, 1, NULL, NULL), EBB_INVALID);
+    CHECK_EQ(ebb_mover_fetch(h.mover, (ebb_vbar){0}, &load, 1, NULL, &cargo), EBB_INVALID);
+    CHECK_EQ(ebb_mover_fetch(h.mover, (ebb_vbar){h.vbar.id + 1}, &load, 1, NULL, &cargo), EBB_GONE);
     CHECK_EQ(cargo, 0);
     bad = load, bad.host = NULL;
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &bad, 1, 0, 0, &cargo), EBB_INVALID);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &bad, 1, NULL, &cargo), EBB_INVALID);
     bad = load, bad.bytes = 0;
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &bad, 1, 0, 0, &cargo), EBB_INVALID);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &bad, 1, NULL, &cargo), EBB_INVALID);
     bad = load, bad.offset = 2 * LARGE;
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &bad, 1, 0, 0, &cargo), EBB_INVALID);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &bad, 1, NULL, &cargo), EBB_INVALID);
     CHECK_EQ(ebb_mover_use(h.mover, 77, h.compute), EBB_GONE);
     CHECK_EQ(ebb_mover_done(h.mover, 77, h.compute), EBB_GONE);
     CHECK_EQ(ebb_mover_drop(h.mover, 77), EBB_GONE);
@@ -297,7 +301,7 @@ static void a_fork_has_no_mover(void)
     uint64_t cargo;
     pid_t child = fork();
     if (!child) {
-        bool right = ebb_mover_fetch(h.mover, h.vbar, &load, 1, 0, 0, &cargo) == EBB_FORKED &&
+        bool right = ebb_mover_fetch(h.mover, h.vbar, &load, 1, NULL, &cargo) == EBB_FORKED &&
                      ebb_mover_use(h.mover, 1, NULL) == EBB_FORKED &&
                      ebb_mover_destroy(h.mover) == EBB_FORKED &&
                      ebb_host_free(h.c.device, h.host) == EBB_FORKED;
@@ -319,7 +323,7 @@ static void the_ring_counts_and_weights_make_room_for_it(void)
     uint64_t cargo;
     for (uint64_t i = 0; i < 4; i++)
         loads[i] = haul_load(&h, i * LARGE, LARGE);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 4, 0, 0, &cargo), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 4, NULL, &cargo), EBB_OK);
     CHECK_EQ(core_stats(h.vbar).resident, 4 * LARGE);
     CHECK_EQ(ebb_mover_set_ring(h.mover, LARGE + 1), EBB_OK);
     CHECK_EQ(haul_stats(&h).ring, LARGE + SMALL);
@@ -327,9 +331,9 @@ static void the_ring_counts_and_weights_make_room_for_it(void)
     CHECK(core_device_stats(&h.c).held <= 4 * LARGE);
     CHECK_EQ(core_device_stats(&h.c).pinned, LARGE + SMALL);
     /* Four loads: two are there, two pass through the ring, one after the other. */
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 4, 0, 0, &cargo), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 4, NULL, &cargo), EBB_OFFLOADED);
     CHECK_EQ(haul_stats(&h).no_room, 1);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 3, 0, 0, &cargo), EBB_OK);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 3, NULL, &cargo), EBB_OK);
     CHECK(loads[2].staged && !loads[3].staged);
     CHECK_EQ(ebb_mover_set_ring(h.mover, LARGE), EBB_BUSY);
     CHECK_EQ(ebb_mover_destroy(h.mover), EBB_BUSY);
@@ -347,7 +351,7 @@ static void the_ring_counts_and_weights_make_room_for_it(void)
     CHECK_EQ(ebb_mover_set_ring(h.mover, 0), EBB_OK);
     CHECK_EQ(core_device_stats(&h.c).pinned, 0);
     CHECK_EQ(core_device_stats(&h.c).vbars, 1);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 4, 0, 0, &cargo), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 4, NULL, &cargo), EBB_OFFLOADED);
     haul_shut(&h);
 }
 
@@ -387,7 +391,7 @@ static void movers_come_and_go(void)
         CUstream s;
         MUST(ebb_mover_create(h.c.device, &mover));
         CHECK_EQ(ebb_vbar_prioritize(h.vbar), EBB_OK);
-        CHECK_EQ(ebb_mover_fetch(mover, h.vbar, loads, 2, 0, 0, &cargo), EBB_OK);
+        CHECK_EQ(ebb_mover_fetch(mover, h.vbar, loads, 2, NULL, &cargo), EBB_OK);
         CHECK_EQ(ebb_mover_destroy(mover), EBB_OK);
         MUST(h.c.driver.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
         rig_busy(&h.c, h.vbar, 0, 4 * MIB, 1000, s);

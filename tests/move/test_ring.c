@@ -63,7 +63,7 @@ static void every_user_of_a_place_is_waited_for(void)
             CHECK_EQ(rig_kernel("reads", a.staged, SMALL, EBBSIM_READ, length, s[i]), 0);
             next = 1;
             ebb_load more = haul_load(&h, LARGE, SMALL);
-            CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, 0, &next), EBB_OFFLOADED);
+            CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, NULL, &next), EBB_OFFLOADED);
             CHECK(!next && !more.staged);
             CHECK_EQ(ebb_mover_done(h.mover, cargo, s[i]), EBB_OK);
         }
@@ -95,11 +95,11 @@ static void places_come_free_from_the_oldest_on(void)
     CHECK_EQ(haul_stats(&h).ring_used, 4 * SMALL);
     CHECK_EQ(ebb_mover_has_room(h.mover, 1), EBB_OFFLOADED);
     CHECK_EQ(ebb_mover_has_room(NULL, 1), EBB_INVALID);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, 0, &none), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, NULL, &none), EBB_OFFLOADED);
     haul_use(&h, cargo[2], &load[2], 1000, h.compute);
     CHECK_EQ(ebb_mover_drop(h.mover, cargo[1]), EBB_OK);
     CHECK_EQ(haul_stats(&h).cargoes_out, 2);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, 0, &none), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, NULL, &none), EBB_OFFLOADED);
     CHECK_EQ(haul_stats(&h).no_room, 2);
     haul_use(&h, cargo[0], &load[0], 1000, h.compute);
     CHECK_EQ(haul_stats(&h).ring_used, SMALL);
@@ -119,8 +119,14 @@ static void places_come_free_from_the_oldest_on(void)
     CHECK_EQ(ebb_mover_drop(h.mover, cargo[5]), EBB_OK);
     CHECK_EQ(haul_stats(&h).ring_used, 0);
     more.bytes = 4 * SMALL + 1;
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, 0, &none), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, NULL, &none), EBB_OFFLOADED);
     haul_shut(&h);
+}
+
+static ebb_status fetch_with(haul *h, ebb_load *load, uint64_t cargo, uint64_t *its)
+{
+    const ebb_fetch how = {.with = cargo};
+    return ebb_mover_fetch(h->mover, h->vbar, load, 1, &how, its);
 }
 
 /* What comes next comes with it, as long as nobody has waited for it and there is room behind it. */
@@ -131,7 +137,7 @@ static void a_cargo_grows_until_it_is_used(void)
     haul_stage_all(&h);
     ebb_load one, two = haul_load(&h, LARGE, SMALL), three = haul_load(&h, 2 * LARGE, SMALL);
     uint64_t first = haul_fetch(&h, &one, 0, SMALL), with, own, other;
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, first, 0, &with), EBB_OK);
+    CHECK_EQ(fetch_with(&h, &two, first, &with), EBB_OK);
     CHECK_EQ(with, first);
     CHECK_EQ(two.staged, one.staged + SMALL);
     CHECK_EQ(haul_stats(&h).cargoes_out, 1);
@@ -141,21 +147,21 @@ static void a_cargo_grows_until_it_is_used(void)
     CHECK(haul_right(&h, one.staged, 0, SMALL, h.compute));
     CHECK(haul_right(&h, two.staged, LARGE, SMALL, h.compute));
     /* Whoever has waited has not waited for what comes now. */
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &three, 1, first, 0, &own), EBB_OK);
+    CHECK_EQ(fetch_with(&h, &three, first, &own), EBB_OK);
     CHECK(own && own != first);
     /* Nor is it the last. */
     CHECK_EQ(ebb_mover_done(h.mover, first, h.compute), EBB_OK);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, first, 0, &other), EBB_OK);
+    CHECK_EQ(fetch_with(&h, &two, first, &other), EBB_OK);
     CHECK(other && other != first && other != own);
     CHECK_EQ(ebb_mover_drop(h.mover, other), EBB_OK);
     /* Behind this one the ring ends. */
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, own, 0, &other), EBB_OK);
+    CHECK_EQ(fetch_with(&h, &two, own, &other), EBB_OK);
     CHECK(other != own && two.staged == one.staged);
     CHECK_EQ(ebb_mover_drop(h.mover, other), EBB_OK);
     CHECK_EQ(ebb_mover_drop(h.mover, own), EBB_OK);
     /* Both places come free behind the one use. */
     with = haul_fetch(&h, &one, 0, SMALL);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &two, 1, with, 0, &other), EBB_OK);
+    CHECK_EQ(fetch_with(&h, &two, with, &other), EBB_OK);
     CHECK_EQ(other, with);
     haul_use(&h, with, &two, 1000, h.compute);
     with = haul_fetch(&h, &one, 0, 4 * SMALL);
@@ -169,7 +175,8 @@ static uint64_t fetch_at(haul *h, ebb_load *load, uint64_t at)
 {
     uint64_t cargo = 0;
     *load = haul_load(h, 0, SMALL);
-    CHECK_EQ(ebb_mover_fetch(h->mover, h->vbar, load, 1, 0, at, &cargo), EBB_OK);
+    const ebb_fetch how = {.at = at};
+    CHECK_EQ(ebb_mover_fetch(h->mover, h->vbar, load, 1, &how, &cargo), EBB_OK);
     haul_check(h);
     return cargo;
 }
@@ -250,14 +257,15 @@ static void storm(unsigned seed)
                 at = ebb_mover_head(h.mover) + (unsigned)rand_r(&seed) % SMALL / 512 * 512;
             if (rand_r(&seed) % 4 == 0)
                 at = haul_stats(&h).address + (unsigned)rand_r(&seed) % SMALL / 512 * 512;
+            ebb_fetch how = {.at = at};
             ebb_status status =
-                ebb_mover_fetch(h.mover, h.vbar, f->loads, f->count, 0, at, &f->cargo);
+                ebb_mover_fetch(h.mover, h.vbar, f->loads, f->count, &how, &f->cargo);
+            how.with = f->cargo;
             placed += f->cargo && at && at == f->loads[0].staged;
             CHECK(status == EBB_OK || status == EBB_OFFLOADED);
             CHECK_EQ(f->cargo != 0, status == EBB_OK);
             if (rest && f->cargo)
-                status =
-                    ebb_mover_fetch(h.mover, h.vbar, f->loads + f->count, rest, f->cargo, 0, &with);
+                status = ebb_mover_fetch(h.mover, h.vbar, f->loads + f->count, rest, &how, &with);
             CHECK(status == EBB_OK || status == EBB_OFFLOADED);
             f->count += with && with == f->cargo ? rest : 0;
             grown += with && with == f->cargo;
@@ -324,7 +332,7 @@ static void see_over(haul *h)
 static void unit(haul *h, ebb_load *loads, size_t count, CUstream other)
 {
     uint64_t cargo;
-    if (ebb_mover_fetch(h->mover, h->vbar, loads, count, 0, 0, &cargo) != EBB_OK || !cargo)
+    if (ebb_mover_fetch(h->mover, h->vbar, loads, count, NULL, &cargo) != EBB_OK || !cargo)
         return;
     CUstream streams[2] = {h->compute, other};
     unsigned used = 0;
@@ -453,7 +461,7 @@ static void while_the_ring_changes_nobody_has_it(void)
     pthread_t thread;
     MUST(pthread_create(&thread, NULL, change, &h));
     rig_sleep(UINT64_C(100) * MILLISECOND);
-    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, 0, 0, &cargo), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, NULL, &cargo), EBB_OFFLOADED);
     CHECK_EQ(ebb_mover_set_ring(h.mover, 2 * SMALL), EBB_BUSY);
     CHECK_EQ(ebb_mover_destroy(h.mover), EBB_BUSY);
     CHECK_EQ(h.c.driver.cuStreamQuery(h.compute), CUDA_ERROR_NOT_READY); /* it was so meanwhile */
@@ -485,7 +493,7 @@ static void *act(void *data)
         size_t first = (unsigned)rand_r(&a->seed) % 6, count = 1 + (unsigned)rand_r(&a->seed) % 3;
         ebb_load *w = &weights[first];
         uint64_t cargo, signature, base = core_stats(h->vbar).address;
-        ebb_status status = ebb_mover_fetch(h->mover, h->vbar, w, count, 0, 0, &cargo);
+        ebb_status status = ebb_mover_fetch(h->mover, h->vbar, w, count, NULL, &cargo);
         if (status != EBB_OK) {
             a->wrong += status != EBB_OFFLOADED;
             continue;

@@ -28,6 +28,7 @@ from ebbtide._offload.station import Station
 from ebbtide._offload.unit import Binding, Unit
 from ebbtide.vbar import VBAR
 
+TRIES = 8  # passes after which is tried whether more can stay, where nothing tells that it can
 STRANGE = 3  # passes in another order, each time, after which the layout is thought over
 
 
@@ -61,6 +62,9 @@ class Model:
         self.coarse = False  # units are as for a model that fits
         self.slow = 0  # slow entries in this pass
         self.slow_entries = self.bare_entries = 0  # in all
+        self.before: object = None  # what was as it is now for so many
+        self.passes = 0
+        self.settled = False
         self.sequence: Sequence_[Unit] = Sequence_()
         self.calls: list[str] = list(order or ())  # in which order modules are called
         self.called: list[str] = []  # in this pass
@@ -204,6 +208,7 @@ class Model:
         self.vbar = VBAR(self.station.device, size, rise=True)
         self.keep = Keep((self.vbar.address, self.vbar.address + size), self.station.ring_range)
         self.units = layout.make_units(self, choices, bindings, self.vbar, offsets)
+        self.settled, self.before = False, None
 
     def balance(self) -> None:
         """How much of the GPU is for weights that stay, as far as is known by now."""
@@ -252,6 +257,19 @@ class Model:
         self.slow = 0
         self.station.refused = 0
         self.balance()
+        self._see_settled()
+
+    def _see_settled(self) -> None:
+        """If nothing has changed, then what did not find a place of its own will not find one now,
+        and to try costs time. But others may have left the GPU."""
+        now = (self.share.room, self.mover.stats()["filled"])
+        self.passes = self.passes + 1 if now == self.before else 0
+        self.before = now
+        settled = self.passes % TRIES != 0
+        if settled != self.settled:
+            self.settled = settled
+            for unit in self.units:
+                unit.settled = settled
 
     def _end(self) -> None:
         """What the pass has shown."""

@@ -25,6 +25,7 @@ class Share:
         self.given_up = 0  # pages that made room for tensors
         self.fits = False
         self.left = 0  # bytes that tensors did not need
+        self.room = 0  # bytes for weights that stay
         self.cautious = 0  # times that nothing is to stay
 
     def ring_size(self) -> int:
@@ -73,6 +74,7 @@ class Share:
         # end has its room taken by smaller ones behind it. Where little stays anyway, that would be
         # too much.
         room = min(room + self.largest if room > self.largest else room, size)
+        self.room = room
         if room != stats["watermark_limit"]:
             vbar.watermark_limit = room
         if room > stats["watermark"]:

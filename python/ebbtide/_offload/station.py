@@ -154,7 +154,9 @@ class Load:
         while len(self.staged) < len(unit.groups):
             last = self.cargoes[-1] if self.cargoes else 0
             at = 0 if last else unit.near(self.staged, mover.head)
-            found = mover.fetch(unit, len(self.staged), self.most, last, at, not demand)
+            found = mover.fetch(
+                unit, len(self.staged), self.most, last, at, not demand, unit.settled
+            )
             if found is None:
                 return False
             if found[0] and found[0] != last:

@@ -154,6 +154,7 @@ class Unit(_core.Unit):
         self.bindings = bindings
         self.load: Load | None = None
         self.shared: list[tuple[int, weakref.ref[Unit], int]] = []  # what others have, too
+        self.settled = False  # what is not resident will not be, as far as is known
         self.bare = 0  # entered without its weights: they come one by one
         self.views: dict[tuple[int, ...], Tensors] = {}
         self.tensors: Tensors | None = None  # of the ring, while they are in its places

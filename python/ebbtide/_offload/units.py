@@ -27,13 +27,14 @@ TRANSPARENT = (
 NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 PARTS = 24  # a unit is no larger than this part of the model, if that can be
-# Small layers are gathered to a run until it is this part of the model; very small ones to more,
-# for what they do leaves the host little time.
-RUN_PARTS, FEW_PARTS = 64, 20
+# Small layers are gathered to a run until it is this part of the model; very small ones, of which
+# many make no such part, to more, for what they do leaves the host little time: until they are a
+# lot, or a larger part.
+RUN_PARTS, LOT_PARTS, FEW_PARTS = 64, 20, 12
 # Where the whole model fits, blocks are gathered, too: nothing has to come, and to go in and out is
 # all that it costs. Not to one: what is in use cannot give way.
 COARSE_PARTS = 8
-MANY = 16  # members of a run
+MANY, LOT = 16, 160  # members of a run
 
 
 @dataclass(eq=False)
@@ -71,9 +72,8 @@ def choose(
     measured: set[nn.Module] = set()
     total = sum(_measure(top, size_of, sizes, measured) for _, top in tops)
     cap = max(total // PARTS, MIB)
-    few = max(total // (COARSE_PARTS if coarse else RUN_PARTS), MIB)
-    many = max(total // (COARSE_PARTS if coarse else FEW_PARTS), MIB)
-    target = (few, many)
+    parts = [COARSE_PARTS] * 3 if coarse else [RUN_PARTS, FEW_PARTS, LOT_PARTS]
+    target = [max(total // count, MIB) for count in parts]
     seen: set[nn.Module] = set()
     choices = [c for name, top in tops for c in _walk(top, name, cap, sizes, size_of, atomic, seen)]
     if calls is None:
@@ -147,12 +147,12 @@ def _walk(
 
 def _gather(
     choices: list[Choice],
-    target: tuple[int, int],
+    target: Sequence[int],
     starts: frozenset[str],
     alone: frozenset[str] | set[str] = frozenset(),
 ) -> list[Choice]:
-    """Those that follow one another become one, until it is of a good size: that of a few, or of
-    many small ones."""
+    """Those that follow one another become one, until it is of a good size: that of a few, of many
+    small ones, or of a lot."""
     done: list[Choice] = []
     run: Choice | None = None
     for choice in choices:
@@ -167,7 +167,8 @@ def _gather(
         run.names += choice.names
         run.owners += choice.owners
         run.bytes += choice.bytes
-        if run.bytes >= target[len(run.members) >= MANY]:
+        count = len(run.members)
+        if run.bytes >= target[(count >= MANY) + (count >= LOT)]:
             run = None
     return done
 
