@@ -374,7 +374,7 @@ class Model:
                     return None  # no unit any more: its weights come one by one, this time
                 # If all of it was, then what comes after it has been sent for, too.
                 ready = unit.load is not None and unit.load.whole
-                fast = unit.enter()
+                fast = not ready and unit.enter()
                 # One that turns out to be stale is planned anew first.
                 if fast or self._enter(unit) or self._busy():
                     break
