@@ -125,9 +125,13 @@ int unit_go_in(unit *u);
 int unit_go_out(unit *u);
 
 /* What is to be found in the places of a unit's weights now: parked tensors, the real ones that the unit
-   was made with, or other ones. */
-typedef enum shown { PARKED, OWN, OTHERS } shown;
+   was made with, other ones for some of them; or one has to look, because its places are not what they
+   were. */
+typedef enum shown { PARKED, OWN, OTHERS, UNKNOWN } shown;
 shown unit_shows(const unit *u);
+
+/* Of a unit that shows OTHERS: what stands for a swap, borrowed; NULL: its own. */
+PyObject *unit_other(const unit *u, size_t which);
 
 /* What stands for a parked tensor, one of `count` swaps from `first` on, in a unit that shows real ones.
    Borrowed; itself, if it is none of them. */

@@ -197,6 +197,7 @@ class Gate:
     run: bool
     enters: bool
     leaves: bool
+    compiled: bool
     def __init__(
         self,
         module: Callable[[], Any],

@@ -16,6 +16,7 @@ typedef struct gate {
     PyObject *tensor, *address_of;  /* PyTorch's type, and its data_ptr() */
     PyObject *unit;                 /* or NULL */
     char slow, root, run, enters, leaves;
+    char compiled; /* Python has to see to what torch.compile() compiles */
 } gate;
 
 static int gate_init(PyObject *self, PyObject *arguments, PyObject *keywords)
@@ -220,12 +221,52 @@ static void over(PyObject *self)
     }
 }
 
+/* Where a unit's weights have to come, or to be waited for: in and out by _in() and _out(). */
+static PyObject *by_and_by(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    gate *g = (gate *)self;
+    PyObject *its = g->unit;
+    Py_INCREF(its);
+    if (g->enters) {
+        PyObject *name = PyUnicode_InternFromString("_in");
+        PyObject *entered = name ? PyObject_CallMethodObjArgs(self, name, NULL) : NULL;
+        Py_XDECREF(name);
+        Py_DECREF(its);
+        if (!entered)
+            return NULL;
+        its = entered; /* or None */
+    }
+    PyObject *result = forward(g, args, kwargs);
+    if (result && its != Py_None && holds(g, (unit *)its, result, DEEP))
+        result = lasting(self, its, result);
+    /* What it does at its end may be something else by now: to go in may have been to plan anew. */
+    if (g->leaves && its != Py_None) {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        PyObject *name = PyUnicode_InternFromString("_out");
+        PyObject *left = name ? PyObject_CallMethodObjArgs(self, name, its, NULL) : NULL;
+        Py_XDECREF(name);
+        Py_XDECREF(left);
+        if (type || left) { /* the first error is the one to tell */
+            PyErr_Clear();
+            PyErr_Restore(type, value, trace);
+        }
+    }
+    Py_DECREF(its);
+    if (result && PyErr_Occurred())
+        Py_CLEAR(result);
+    return result;
+}
+
 static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     gate *g = (gate *)self;
     if (!g->module)
         return fail(NULL, EBB_GONE, "");
-    bool plain = !g->slow && (g->unit || g->root) && !wants_grad(g) && !PyErr_Occurred();
+    bool grad = wants_grad(g) != 0;
+    bool plain = !g->slow && (g->unit || g->root) && !grad && !PyErr_Occurred();
+    if (g->slow && g->unit && !g->root && !grad && !g->compiled)
+        return by_and_by(self, args, kwargs);
     if (plain && g->root)
         plain = !pass_is_watched(calls_of(g));
     else if (plain && g->enters && g->run)
@@ -236,7 +277,7 @@ static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
     if (in <= 0)
         return slowly(self, args, kwargs);
     PyObject *its = g->unit; /* another may be in its place by then */
-    bool root = g->root, leaves = its && g->leaves;
+    bool root = g->root;
     if (its && g->run && g->enters && pass_set_run(calls_of(g), its) < 0) {
         unit_go_out((unit *)its);
         return NULL;
@@ -247,7 +288,7 @@ static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *result = forward(g, args, kwargs);
     if (result && its && holds(g, (unit *)its, result, DEEP))
         result = lasting(self, its, result);
-    if (leaves)
+    if (its && g->leaves)
         out(g, its);
     Py_XDECREF(its);
     if (result && PyErr_Occurred())
@@ -304,6 +345,7 @@ static PyMemberDef gate_members[] = {
     {"root", T_BOOL, offsetof(gate, root), 0, "of the model itself"},
     {"run", T_BOOL, offsetof(gate, run), 0, "its unit has several members"},
     {"enters", T_BOOL, offsetof(gate, enters), 0, "a call goes into the unit"},
+    {"compiled", T_BOOL, offsetof(gate, compiled), 0, "torch.compile() has to be told"},
     {"leaves", T_BOOL, offsetof(gate, leaves), 0, "the end of a call leaves the unit"},
     {NULL, 0, 0, 0, NULL},
 };

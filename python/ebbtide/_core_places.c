@@ -61,8 +61,13 @@ static PyObject *real_of(PyObject *self, PyObject *value)
             return value;
         break;
     case OTHERS:
-        if (value == s->parked)
+        if (value == s->parked) {
             unit_look_ahead(s->unit, s->first + s->count);
+            PyObject *other = unit_other(s->unit, s->first);
+            return other ? other : s->real;
+        }
+        break;
+    case UNKNOWN:
         break;
     }
     return unit_real(s->unit, s->first, s->count, value);

@@ -241,7 +241,13 @@ static int put(const swap *s, PyObject *what)
 
 shown unit_shows(const unit *u)
 {
-    return !u->open ? PARKED : u->reals || u->stale ? OTHERS : OWN;
+    return !u->open ? PARKED : u->stale ? UNKNOWN : u->reals ? OTHERS : OWN;
+}
+
+PyObject *unit_other(const unit *u, size_t which)
+{
+    PyObject *other = PyList_GetItem(u->reals, (Py_ssize_t)which); /* as many as there are swaps */
+    return other == Py_None ? NULL : other;
 }
 
 PyObject *unit_real(const unit *u, size_t first, size_t count, PyObject *parked)

@@ -44,6 +44,7 @@ class Gate(_core.Gate):
             torch.Tensor,
             root,
         )
+        self.compiled = _compiler is not None
         self.model = model
         self.name = name
         module.__dict__["forward"] = self
@@ -101,6 +102,12 @@ class Gate(_core.Gate):
             return (self._pass if self.root else self._visit)(args, kwargs)
         finally:
             _compiler(before)
+
+    def _in(self) -> Any:
+        return self.model.enter(self)
+
+    def _out(self, unit: Any) -> None:
+        self.model.leave(unit)
 
     def _visit(self, args: Any, kwargs: Any) -> Any:
         """A module of the model."""
