@@ -59,7 +59,16 @@ def test_the_stub_names_what_the_extension_has():
     assert set(stub()) == {name for name in vars(_core) if not name.startswith("__")}
 
 
-KINDS = [_core.Device, _core.VBAR, _core.Weight, _core.Unit, _core.Mover, _core.Gate]
+KINDS = [
+    _core.Device,
+    _core.VBAR,
+    _core.Weight,
+    _core.Ahead,
+    _core.Unit,
+    _core.Mover,
+    _core.Pass,
+    _core.Gate,
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,7 +102,8 @@ def test_what_cannot_be_set_is_a_property_in_the_stub(kind):
     settable = {
         _core.Device: {"limit", "headroom", "_stream_at", "_stream_of"},
         _core.Unit: {"stale", "base", "version"},
-        _core.Gate: {"unit", "slow", "root", "run", "enters", "leaves"},
+        _core.Pass: {"run", "watched"},
+        _core.Gate: {"unit", "slow", "root", "run", "enters", "leaves", "compiled"},
     }
     found = {
         node.target.id for node in stub()[kind.__name__].body if isinstance(node, ast.AnnAssign)
