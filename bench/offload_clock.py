@@ -38,9 +38,9 @@ from ebbtide.sim.cards import CARDS
 # 18 and 44 ms.
 LAUNCH = 14_000  # nanoseconds of the host's
 LAUNCH_ITSELF = 2_000  # of which the clock knows these already: sim/functions.h
-# The Llama with 4,096 tokens took 130 to 140 ms. With what CARDS has, which is what a large product
-# reaches alone, it would be 96.
-FLOPS = 560e12
+# Plain models of 4,096 tokens took 110 to 112 ms (the Llama) and 63 to 65 ms (the diffusion
+# transformer). CARDS has what a large product reaches alone.
+FLOPS = 630e12
 
 SEGMENT = 2 << 20  # of PyTorch's, for small tensors
 WIDTHS = {"llama": (280, 4096), "dit": (176, 2048), "linears": (129, 1024)}  # here, and there

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ebbtide.sim.operators import attention
+from ebbtide.sim.operators.cost import formula
 
 BACKENDS = [
     SDPBackend.FLASH_ATTENTION,
@@ -168,3 +169,21 @@ def test_dropout_in_a_graph_is_drawn_at_each_launch(backend):
         for got, expected in zip(captured, wanted, strict=True):
             assert torch.equal(got, expected)
     assert not torch.equal(eager[0][0], eager[1][0])
+
+
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+@pytest.mark.parametrize("way", ["", "_backward"])
+def test_causal_attention_is_half_the_arithmetic(kind, way):
+    name = f"_scaled_dot_product_{kind}_attention{way}"
+    schema = getattr(torch.ops.aten, name).default._schema
+    values = {"query": torch.empty(1, 2, 8, 16), "key": torch.empty(1, 2, 8, 16)}
+    values["value"] = values["key"]
+
+    def cost(causal):
+        args = [causal if a.name == "is_causal" else values.get(a.name) for a in schema.arguments]
+        return formula(f"aten::{name}")(*args)
+
+    assert cost(True) * 2 == cost(False) == 2 * 2 * 8 * 8 * 32 * (2.5 if way else 1)
+    assert formula(f"aten::{name}")(*(values.get(a.name) for a in schema.arguments[:4])) == cost(
+        False
+    )

@@ -32,13 +32,23 @@ def _convolution_backward(_: Any, x: Any, w: Any, *rest: Any, **__: Any) -> floa
     return 2.0 * _convolution(x, w, None, *rest[1:])
 
 
-def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> float:
-    width = q.shape[-1]
-    return 2.0 * q.numel() / max(width, 1) * k.shape[-2] * (width + v.shape[-1])
+def _attention(causal_at: int, first: int = 0) -> Formula:
+    """Attention of which the arguments from `first` on are q, k and v, and one says whether every
+    query sees what is before it only: half of it is never computed then."""
+
+    def arithmetic(*args: Any, **kwargs: Any) -> float:
+        q, k, v = args[first : first + 3]
+        width = q.shape[-1]
+        whole = 2.0 * q.numel() / max(width, 1) * k.shape[-2] * (width + v.shape[-1])
+        given = args[causal_at] if len(args) > causal_at else False
+        return whole / 2 if kwargs.get("is_causal", given) else whole
+
+    return arithmetic
 
 
-def _attention_backward(_: Any, q: Any, k: Any, v: Any, *__: Any, **___: Any) -> float:
-    return 2.5 * _attention(q, k, v)
+def _attention_backward(causal_at: int) -> Formula:
+    forward = _attention(causal_at, first=1)
+    return lambda *args, **kwargs: 2.5 * forward(*args, **kwargs)
 
 
 FORMULAS: dict[str, Formula] = {
@@ -49,12 +59,12 @@ FORMULAS: dict[str, Formula] = {
     "aten::_addmm_activation": _addmm,
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
-    "aten::_scaled_dot_product_flash_attention": _attention,
-    "aten::_scaled_dot_product_flash_attention_backward": _attention_backward,
-    "aten::_scaled_dot_product_efficient_attention": _attention,
-    "aten::_scaled_dot_product_efficient_attention_backward": _attention_backward,
-    "aten::_scaled_dot_product_cudnn_attention": _attention,
-    "aten::_scaled_dot_product_cudnn_attention_backward": _attention_backward,
+    "aten::_scaled_dot_product_flash_attention": _attention(4),
+    "aten::_scaled_dot_product_flash_attention_backward": _attention_backward(11),
+    "aten::_scaled_dot_product_efficient_attention": _attention(6),
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention_backward(11),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(6),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention_backward(14),
 }
 
 
