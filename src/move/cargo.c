@@ -72,6 +72,32 @@ static size_t next_staged(const ebb_load *loads, size_t count, size_t i)
     return i;
 }
 
+/*
+ * Copy to an address in the ring, each part as soon as those are done who used its place: what is waited
+ * for last, mostly the unit that is computed with now, holds up what lies on it and no more.
+ */
+static CUresult copy_in_parts(ebb_mover *mover, ebb__device *device, CUdeviceptr to,
+                              const void *from, uint64_t bytes, ebb_status *status)
+{
+    const uint64_t least = mover->ring.bytes / 32; /* less is not worth a copy of its own */
+    uint64_t at = to - mover->base, end = at + bytes;
+    CUresult code = CUDA_SUCCESS;
+    while (at < end && code == CUDA_SUCCESS && *status == EBB_OK) {
+        uint64_t stop = end - at > least ? at + least : end;
+        *status = ebb__mover_follow(mover, device, at, stop);
+        stop = ebb__ring_free_until(&mover->ring, stop, end);
+        if (end - stop < least && stop < end) {
+            stop = end;
+            *status = *status == EBB_OK ? ebb__mover_follow(mover, device, at, end) : *status;
+        }
+        if (*status == EBB_OK)
+            code = copy(mover, device, mover->base + at, (const char *)from + (at + bytes - end),
+                        stop - at);
+        at = stop;
+    }
+    return code;
+}
+
 static bool adjacent(const ebb_load *a, const ebb_load *b)
 {
     return a->staged + a->bytes == b->staged && (const char *)a->host + a->bytes == b->host;
@@ -88,14 +114,19 @@ static ebb_status send(ebb_mover *mover, ebb__device *device, const ebb_load *lo
             bytes += loads[after].bytes;
             last = after;
         }
-        CUresult code = copy(mover, device, loads[i].staged, loads[i].host, bytes);
+        ebb_status status = EBB_OK;
+        CUresult code =
+            copy_in_parts(mover, device, loads[i].staged, loads[i].host, bytes, &status);
         /* Neighbours may be pinned each by itself, and no copy goes across two registrations. */
         if (code == CUDA_ERROR_INVALID_VALUE && last > i) {
             code = CUDA_SUCCESS;
-            for (size_t k = i; k < after && code == CUDA_SUCCESS;
+            for (size_t k = i; k < after && code == CUDA_SUCCESS && status == EBB_OK;
                  k = next_staged(loads, count, k + 1))
-                code = copy(mover, device, loads[k].staged, loads[k].host, loads[k].bytes);
+                code = copy_in_parts(mover, device, loads[k].staged, loads[k].host, loads[k].bytes,
+                                     &status);
         }
+        if (status != EBB_OK)
+            return status;
         if (code != CUDA_SUCCESS)
             return ebb__mover_failed(device, "cuMemcpyHtoDAsync", code);
     }
@@ -126,9 +157,9 @@ static ebb_status stage(ebb_mover *mover, ebb_load *loads, size_t count, uint64_
     if (!device)
         return status;
     ebb__flag *arrived = longer ? longer->arrived : NULL;
-    status = ebb__mover_follow(mover, device, start, start + bytes);
-    if (status == EBB_OK)
-        status = send(mover, device, loads, count);
+    status = send(mover, device, loads, count);
+    if (status == EBB_OK) /* what nothing was copied to is a part of it, too */
+        status = ebb__mover_follow(mover, device, start, start + bytes);
     /* A failure leaves copies behind into a place that is nobody's: what comes there comes later on
        the same stream. */
     if (status == EBB_OK)

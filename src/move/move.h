@@ -83,6 +83,9 @@ ebb__flag *ebb__ring_over(ebb__ring *ring, ebb__cargo *cargo);
 ebb__cargo *ebb__ring_past(const ebb__ring *ring, uint64_t start, uint64_t end);
 void ebb__ring_forget(ebb__ring *ring, ebb__cargo *past);
 
+/* Where, from a place on, the next past cargo begins; at most at `end`. */
+uint64_t ebb__ring_free_until(const ebb__ring *ring, uint64_t from, uint64_t end);
+
 /* Bytes from the oldest cargo that is out to the head; how many are out. */
 uint64_t ebb__ring_used(const ebb__ring *ring);
 uint64_t ebb__ring_out(const ebb__ring *ring);

@@ -135,6 +135,16 @@ ebb__cargo *ebb__ring_past(const ebb__ring *ring, uint64_t start, uint64_t end)
     return NULL;
 }
 
+uint64_t ebb__ring_free_until(const ebb__ring *ring, uint64_t from, uint64_t end)
+{
+    for (size_t i = 0; i < ring->past_count; i++) {
+        const ebb__cargo *past = &ring->past[i];
+        if (past->end > from && past->start < end)
+            end = past->start > from ? past->start : from;
+    }
+    return end;
+}
+
 void ebb__ring_forget(ebb__ring *ring, ebb__cargo *past)
 {
     *past = ring->past[--ring->past_count];

@@ -46,6 +46,38 @@ static void a_copy_waits_for_those_whose_place_it_takes_and_for_nobody_else(void
     haul_shut(&h);
 }
 
+/* What lies on two that were used comes in two parts: the first does not wait for the second's place. */
+static void a_part_waits_for_its_own_place(void)
+{
+    haul h;
+    haul_open(&h, 8 * LARGE, LARGE, 4 * LARGE);
+    haul_stage_all(&h);
+    CUstream s = core_lasting(&h.c), t = core_lasting(&h.c);
+    ebb_load a, b, c;
+    uint64_t first = haul_fetch(&h, &a, 0, LARGE / 2),
+             second = haul_fetch(&h, &b, LARGE, LARGE / 2);
+    haul_use(&h, first, &a, 1000, t);
+    haul_use(&h, second, &b, rig_length(40), s);
+    uint64_t copies = haul_stats(&h).copies;
+    uint64_t third = haul_fetch(&h, &c, 2 * LARGE, LARGE);
+    CHECK_EQ(c.staged, a.staged);
+    CHECK_EQ(haul_stats(&h).copies, copies + 2);
+    CHECK_EQ(haul_stats(&h).waits, 2);
+    arrival(&h, third, &c, h.compute);
+    CHECK_EQ(h.c.driver.cuStreamQuery(s), CUDA_SUCCESS);
+    CHECK_EQ(ebb_mover_done(h.mover, third, h.compute), EBB_OK);
+    /* On one, or with little on the other: in one. */
+    uint64_t fourth = haul_fetch(&h, &a, 0, LARGE - SMALL / 4);
+    CHECK_EQ(haul_stats(&h).copies, copies + 3);
+    haul_use(&h, fourth, &a, 1000, t);
+    second = haul_fetch(&h, &b, LARGE, SMALL / 4);
+    haul_use(&h, second, &b, 1000, s);
+    copies = haul_stats(&h).copies;
+    CHECK_EQ(ebb_mover_drop(h.mover, haul_fetch(&h, &c, 2 * LARGE, LARGE)), EBB_OK);
+    CHECK_EQ(haul_stats(&h).copies, copies + 1);
+    haul_shut(&h);
+}
+
 static void every_user_of_a_place_is_waited_for(void)
 {
     haul h;
@@ -563,6 +595,7 @@ static void four_threads_on_one_mover(void)
 int main(void)
 {
     RUN(a_copy_waits_for_those_whose_place_it_takes_and_for_nobody_else);
+    RUN(a_part_waits_for_its_own_place);
     RUN(every_user_of_a_place_is_waited_for);
     RUN(places_come_free_from_the_oldest_on);
     RUN(a_cargo_grows_until_it_is_used);
