@@ -7,10 +7,11 @@
  */
 #include "_core.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 
 typedef struct in_run {
-    unsigned long thread;
+    uint64_t thread;
     PyObject *run; /* owned */
 } in_run;
 
@@ -51,9 +52,20 @@ static void pass_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
+/* This thread, and no other one that there ever was: the system gives a thread's number to the next one
+   when it is over, which is in no run. */
+static uint64_t this_thread(void)
+{
+    static uint64_t last; /* under Python's lock */
+    static _Thread_local uint64_t number;
+    if (!number)
+        number = ++last;
+    return number;
+}
+
 static in_run *mine(const pass *p)
 {
-    unsigned long me = p->count ? PyThread_get_thread_ident() : 0;
+    uint64_t me = p->count ? this_thread() : 0;
     for (size_t i = 0; i < p->count; i++)
         if (p->runs[i].thread == me)
             return &p->runs[i];
@@ -82,7 +94,7 @@ int pass_set_run(pass *p, PyObject *run)
             p->room = room;
         }
         found = &p->runs[p->count++];
-        found->thread = PyThread_get_thread_ident();
+        found->thread = this_thread();
     }
     if (run) {
         Py_INCREF(run);

@@ -141,7 +141,8 @@ static ebb_status stage(ebb_mover *mover, ebb_load *loads, size_t count, uint64_
     uint64_t start = mover->ring.head;
     ebb__cargo *longer = ebb__ring_extensible(&mover->ring, how->with, bytes);
     /* The ring may be another by now. */
-    uint64_t at = how->at >= mover->base ? how->at - mover->base : UINT64_MAX;
+    bool there = how->at >= mover->base && how->at % EBB__ALIGNMENT == 0;
+    uint64_t at = there ? how->at - mover->base : UINT64_MAX;
     if (mover->changing || (!longer && !ebb__ring_place(&mover->ring, bytes, at, &start))) {
         mover->no_room++;
         return EBB_OFFLOADED;

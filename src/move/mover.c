@@ -225,9 +225,9 @@ static ebb_status build(ebb_mover *mover, uint64_t bytes)
         return status;
     }
     mover->pinned = true;
+    ebb__os_lock(&mover->mu);
     mover->base = stats.address;
     mover->size = stats.bytes;
-    ebb__os_lock(&mover->mu);
     ebb__ring_begin(&mover->ring, mover->size);
     ebb__os_unlock(&mover->mu);
     return EBB_OK;

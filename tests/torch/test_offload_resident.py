@@ -167,6 +167,25 @@ def test_a_run_is_its_thread_s():
     assert calls.run is None
 
 
+def test_a_thread_is_in_no_run_of_one_that_is_over():
+    calls = _core.Pass()
+    numbers, found = [], []
+
+    def leave_it():
+        numbers.append(threading.get_ident())
+        calls.run = "never left"
+
+    def look():
+        numbers.append(threading.get_ident())
+        found.append(calls.run)
+
+    for work in (leave_it, look):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert found == [None], numbers
+
+
 # ---- what the processor will need ---------------------------------------------------------------
 
 
@@ -196,6 +215,32 @@ def test_every_layer_is_asked_for(free_room):
     assert any(at == model[5][0].bias._cdata for at, size in asked)
     unit = next(u for u in inside(model).units if len(u.bindings) > 1)
     assert len(unit.around) == len(unit.bindings) and all(unit.around)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@torch.no_grad()
+def test_a_weight_without_memory_of_its_own(free_room, layout):
+    """Such weights stay on the GPU."""
+
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            made = torch.eye(WIDTH)
+            made = made.to_sparse() if layout == "coo" else made.to_sparse_csr()
+            self.mix = nn.Parameter(made, requires_grad=False)
+            self.register_buffer("other", made.clone())
+            self.part = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, h):
+            return self.part(h)
+
+    model, inputs = nn.Sequential(*(Sparse() for _ in range(4))), x()
+    expected = nn.Sequential(*(copy.deepcopy(m.part) for m in model)).cuda()(inputs)
+    free_room.of = lambda model: 64 * MIB
+    free_room.offload(model)
+    for _ in range(3):
+        assert torch.equal(model(inputs), expected)
 
 
 def test_addresses_are_pairs_of_numbers():
@@ -230,3 +275,20 @@ def test_the_same_tensors_serve_again_after_some_passes(free_room, monkeypatch):
         made.clear()
         assert torch.equal(model(inputs), expected)
     assert inside(model).slow and not made
+
+
+@torch.no_grad()
+def test_weights_that_change_are_filled_again_where_they_are(free_room):
+    model, inputs = layers(16), x()
+    free_room.of = lambda model: 14 * MIB
+    handle = free_room.offload(model)
+    handle.pin(model[3])
+    for _ in range(12):
+        model(inputs)
+    assert inside(model).settled and handle.residency()["3"] == 1
+    model[3][0].weight.mul_(2)
+    plain = copy.deepcopy(model).cuda()
+    expected = plain(inputs)
+    for _ in range(2):
+        assert torch.equal(model(inputs), expected)
+    assert handle.residency()["3"] == 1

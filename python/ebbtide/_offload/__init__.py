@@ -21,6 +21,7 @@ def _unseen() -> None:
         # Of 2.6: gates switch it off and on themselves.
         frames.skip_code(gates.Gate._call.__code__)
         frames.skip_code(gates.Gate._lasting.__code__)
+        frames.skip_code(gates.Gate._over.__code__)
         return
     action, strategy = frames._FrameAction, frames._FrameExecStrategy
     alone, with_all = strategy(action.SKIP, action.DEFAULT), strategy(action.SKIP, action.SKIP)

@@ -108,9 +108,9 @@ class Weights:
             return False
         if isinstance(tensor, Parked):
             return True
-        if buffer and (tensor.nbytes <= KEPT_BUFFER or tensor in self.staying):
-            return False
         if not units.is_plain(tensor):
+            return False
+        if buffer and (tensor.nbytes <= KEPT_BUFFER or tensor in self.staying):
             return False
         region = self.regions.get(id(tensor))
         return tensor.nbytes > self.small or region is None or region.several
@@ -151,7 +151,7 @@ class Weights:
             id(t): t.nbytes
             for module in self.names
             for _, _, t, buffer in self._places(module)
-            if not buffer and not isinstance(t, Parked) and t.nbytes <= self.small
+            if not buffer and units.is_plain(t) and t.nbytes <= self.small
         }
         return sum(found.values())
 

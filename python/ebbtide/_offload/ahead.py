@@ -6,6 +6,7 @@ lines are asked for, which helps nobody and harms nobody.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -39,8 +40,11 @@ def of_tensor(tensor: Any) -> list[Range]:
 
 
 def of_memory(tensor: torch.Tensor) -> list[Range]:
-    """The same, with what says where its memory is."""
-    return [*of_tensor(tensor), (tensor.untyped_storage()._cdata, 64)]
+    """The same, with what says where its memory is, if it is one piece of memory."""
+    found = of_tensor(tensor)
+    with contextlib.suppress(RuntimeError):
+        found.append((tensor.untyped_storage()._cdata, 64))
+    return found
 
 
 def _object(thing: Any, size: int) -> Range:

@@ -220,9 +220,14 @@ class Model:
     def begin(self) -> None:
         """The root is called."""
         with self.lock:
-            if self.running.begin() == 1:
+            if self.running.begin() > 1:
+                return
+            try:
                 self._leave_run()
                 self._begin()
+            except BaseException:
+                self.running.end()
+                raise
 
     def end(self) -> None:
         """The root is left."""
@@ -234,7 +239,9 @@ class Model:
 
     def watch(self) -> None:
         """Whether the next pass has something to be seen to, at its begin or at its end."""
-        self.running.watched = bool(self.tracking or self.unclean or self.handed or self.touched)
+        with self.lock:  # or what another thread has just seen would be lost
+            busy = self.tracking or self.unclean or self.handed or self.touched
+            self.running.watched = bool(busy)
 
     def failed(self, out_of_memory: bool) -> None:
         """The root is left by an exception: this pass shows nothing."""
@@ -282,7 +289,9 @@ class Model:
             self._see_gives()
         changed = self.tracking and self.sequence.end()
         self.strange = self.strange + 1 if changed else 0
-        if self.touched and self._see_touched():
+        news = bool(self.touched) and self._see_touched()
+        self.touched.clear()
+        if news:
             pass  # the next pass is planned anew
         elif self.learning and self.called:
             self.calls = self.called
@@ -550,6 +559,8 @@ class Model:
                 number = unit.numbers.get(id(piece))
                 if number is not None:
                     unit.forget(number)
+                    # It is filled again where it is, and that is no try.
+                    unit.settled, self.before = False, None
                     if not unit.depth:
                         unit.discard(self.mover)
 
