@@ -105,7 +105,7 @@ void weight_exit(weight *w, ebb_stream stream);
 /* Bytes at an address of a device, as a DLPack capsule that keeps `owner`. */
 PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64_t bytes);
 
-/* ---- _core_unit.c, _core_ahead.c, _core_places.c, _core_mover.c, _core_pass.c, _core_gate.c ---------------------------------- */
+/* ---- _core_unit.c, _core_ahead.c, _core_places.c, _core_mover.c, _core_pass.c, _core_gate.c ---- */
 
 typedef struct piece {
     uint64_t offset, bytes, signature;

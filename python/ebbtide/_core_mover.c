@@ -101,7 +101,7 @@ static PyObject *mover_set_ring(PyObject *self, PyObject *bytes)
 }
 
 /* How many pieces are to be sent for together: those that are where they were filled, and of others as
-   many as are `most` bytes, or one. Their bytes, without the first. */
+   many as are `most` bytes, or one. *bytes: of these others. */
 static size_t together(ebb_vbar handle, const piece *pieces, size_t count, uint64_t most,
                        uint64_t *bytes)
 {

@@ -36,9 +36,9 @@ typedef struct ebb__cargo {
  *   |    past    | first | ... | next-1 |    past    |
  *
  * A cargo does not wrap: what is left at the end is skipped, and so is what is before one that is to be in
- * a certain place. The space of a cargo that is over is had
- * again when every older one is over, too; it is then past, until one that comes to lie on it has been
- * ordered behind `done`. Invariants, checked by ebb__ring_check():
+ * a certain place. The space of a cargo that is over is had again when every older one is over, too; it is
+ * then past, until one that comes to lie on it has been ordered behind `done`. Invariants, checked by
+ * ebb__ring_check():
  *
  *   1  cargoes, past ones included, lie in the ring and do not overlap
  *   2  the first cargo is out; one is out as long as it is not over, and only then has `arrived`
