@@ -13,7 +13,7 @@
 /* ---- _core.c: the module and its errors --------------------------------------------------------- */
 
 enum { KINDS = 14 }; /* of errors that have a type of their own */
-enum { DEVICE, VBAR, WEIGHT, AHEAD, UNIT, MOVER, PASS, GATE, PLACES, TYPES };
+enum { DEVICE, VBAR, WEIGHT, AHEAD, UNIT, MOVER, LOAD, PASS, GATE, PLACES, TYPES };
 
 typedef struct state {
     PyObject *error;
@@ -105,7 +105,7 @@ void weight_exit(weight *w, ebb_stream stream);
 /* Bytes at an address of a device, as a DLPack capsule that keeps `owner`. */
 PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64_t bytes);
 
-/* ---- _core_unit.c, _core_ahead.c, _core_places.c, _core_mover.c, _core_pass.c, _core_gate.c ---- */
+/* ---- _core_unit.c, _ahead.c, _places.c, _mover.c, _load.c, _pass.c, _gate.c ---------------------- */
 
 typedef struct piece {
     uint64_t offset, bytes, signature;
@@ -118,6 +118,14 @@ typedef struct unit unit;
 
 /* The weights of a unit, and how many: NULL, if it was never made. */
 piece *unit_pieces(unit *u, size_t *count, ebb_vbar *handle);
+
+/* Where in the ring it should be, so that it is where it was some time, for which there are tensors: the
+   first such place behind the head; 0: there is none. And a place where it was. */
+uint64_t unit_near(const unit *u, uint64_t head);
+void unit_was_at(unit *u, uint64_t at);
+
+/* What of it is not resident will not be, as far as is known. */
+bool unit_settled(const unit *u);
 
 /* Enter a unit whose weights are all resident, on the current stream: 1. 0: it is not so, or somebody
    is in. -1: an exception. And leave one. */
@@ -158,6 +166,13 @@ void places_bind(PyObject *self, unit *u, size_t first, size_t count, PyObject *
                  PyObject *real);
 void places_release(PyObject *self, const unit *u);
 
+/* NULL: it was closed. Its device, if it was ever made. And the exception of a status: always NULL. */
+ebb_mover *mover_handle(PyObject *self, device **d);
+PyObject *mover_failed(const device *d, ebb_status status);
+
+/* Of each of a unit's pieces that have been sent for: where it is in the ring; 0: it is resident. */
+const uint64_t *load_staged(PyObject *self, size_t *count);
+
 typedef struct pass pass;
 
 /* The run that this thread is in, borrowed, or NULL; and another one, or none. 0, or -1 with an
@@ -174,6 +189,6 @@ void pass_end(pass *p);
 /* To be called before the type is made of its spec. 0, or -1 with an exception. */
 int places_measure(void);
 
-extern PyType_Spec ahead_spec, unit_spec, places_spec, mover_spec, pass_spec, gate_spec;
+extern PyType_Spec ahead_spec, unit_spec, places_spec, mover_spec, load_spec, pass_spec, gate_spec;
 
 #endif

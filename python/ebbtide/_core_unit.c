@@ -31,6 +31,8 @@ typedef struct swap {
     bool looked_up; /* in Places */
 } swap;
 
+enum { PLACES_KEPT = 16 };
+
 struct unit {
     PyObject_HEAD vbar *vbar;
     piece *pieces;
@@ -48,10 +50,13 @@ struct unit {
     /* The tensor that the VBAR's own are views of, or NULL: its version tells who writes. */
     PyObject *base;
     long version;
-    PyObject *name;     /* "_version" */
-    PyObject *compiler; /* the module without which nobody compiles */
-    PyObject *ahead;    /* what will be needed, by swap */
-    PyObject *now;      /* the same, of what is found while it is entered; or NULL */
+    PyObject *name;               /* "_version" */
+    PyObject *compiler;           /* the module without which nobody compiles */
+    PyObject *ahead;              /* what will be needed, by swap */
+    PyObject *now;                /* the same, of what is found while it is entered; or NULL */
+    char settled;                 /* what of it is not resident will not be, as far as is known */
+    uint64_t places[PLACES_KEPT]; /* in the ring, where it was some time */
+    unsigned place_count;
 };
 
 /* ---- life --------------------------------------------------------------------------------------- */
@@ -405,14 +410,14 @@ static void unpin_pieces(unit *u, ebb_stream stream)
 }
 
 /* Those pieces that are not staged. */
-static bool pin_pieces(unit *u, PyObject *staged, ebb_stream stream)
+static bool pin_pieces(unit *u, const uint64_t *staged, ebb_stream stream)
 {
     for (size_t i = 0; i < u->piece_count; i++) {
         piece *p = &u->pieces[i];
-        p->staged = PyLong_AsUnsignedLongLong(PyList_GetItem(staged, (Py_ssize_t)i));
-        if (p->staged && !PyErr_Occurred())
+        p->staged = staged[i];
+        if (p->staged)
             continue;
-        if (PyErr_Occurred() || !pin_range(u, p->offset, p->bytes, p->signature, stream, true)) {
+        if (!pin_range(u, p->offset, p->bytes, p->signature, stream, true)) {
             unpin_pieces(u, stream);
             return false;
         }
@@ -472,22 +477,23 @@ static PyObject *unit_enter(PyObject *self, PyObject *unused)
     return in < 0 ? NULL : PyBool_FromLong(in);
 }
 
-/* enter_with(staged, reals, ahead): the same, whatever it takes: of pieces with an address in `staged` the
+/* enter_with(load, reals, ahead): the same, whatever it takes: of pieces that the load has in the ring the
    tensors of `reals` go in, and the others are pinned. */
 static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
 {
     unit *u = (unit *)self;
     ebb_stream stream;
-    PyObject *staged, *reals, *its;
+    PyObject *brought, *reals, *its;
+    size_t count;
     const state *s = state_of(self);
     if (!s ||
-        !PyArg_ParseTuple(arguments, "O!O!O!", &PyList_Type, &staged, &PyList_Type, &reals,
+        !PyArg_ParseTuple(arguments, "O!O!O!", s->types[LOAD], &brought, &PyList_Type, &reals,
                           s->types[AHEAD], &its) ||
         own_stream(u, &stream) < 0)
         return NULL;
-    if ((size_t)PyList_Size(staged) != u->piece_count ||
-        (size_t)PyList_Size(reals) != u->swap_count) {
-        PyErr_SetString(PyExc_ValueError, "one value for each piece, one tensor for each swap");
+    const uint64_t *staged = load_staged(brought, &count);
+    if (count != u->piece_count || (size_t)PyList_Size(reals) != u->swap_count) {
+        PyErr_SetString(PyExc_ValueError, "a whole load, and one tensor for each swap");
         return NULL;
     }
     if (u->depth || u->stale)
@@ -497,8 +503,6 @@ static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
     if (!pinned || !install(u, reals, its)) {
         unpin_pieces(u, stream);
         u->depth = 0;
-        if (PyErr_Occurred())
-            return NULL;
         Py_RETURN_FALSE;
     }
     u->whole = false;
@@ -672,8 +676,8 @@ static PyMethodDef unit_methods[] = {
     {"enter", unit_enter, METH_NOARGS,
      "enter($self, /)\n--\n\nPin all and install its tensors, if all is resident: whether it was."},
     {"enter_with", unit_enter_with, METH_VARARGS,
-     "enter_with($self, staged, reals, ahead, /)\n--\n\n"
-     "The same, with other tensors for the pieces that are staged."},
+     "enter_with($self, load, reals, ahead, /)\n--\n\n"
+     "The same, with other tensors for the pieces that are in the ring."},
     {"enter_again", unit_enter_again, METH_NOARGS,
      "enter_again($self, /)\n--\n\nOnce more, where somebody is in: whether somebody was."},
     {"covers", unit_covers_, METH_O,
@@ -694,6 +698,7 @@ static PyGetSetDef unit_getset[] = {
 static PyMemberDef unit_members[] = {
     {"depth", T_UINT, offsetof(unit, depth), READONLY, "times entered and not left"},
     {"stale", T_INT, offsetof(unit, stale), 0, "it is not entered any more"},
+    {"settled", T_BOOL, offsetof(unit, settled), 0, "no place of its own is tried for"},
     {"base", T_OBJECT, offsetof(unit, base), 0, "the tensor that its own are views of"},
     {"version", T_LONG, offsetof(unit, version), 0, "the base's, when it was last looked at"},
     {NULL, 0, 0, 0, NULL},
@@ -713,6 +718,34 @@ static PyType_Slot unit_slots[] = {
 
 PyType_Spec unit_spec = {"ebbtide._core.Unit", sizeof(unit), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, unit_slots};
+
+uint64_t unit_near(const unit *u, uint64_t head)
+{
+    uint64_t behind = 0, lowest = 0;
+    for (unsigned i = 0; i < u->place_count; i++) {
+        uint64_t at = u->places[i];
+        if (at >= head && (!behind || at < behind))
+            behind = at;
+        if (!lowest || at < lowest)
+            lowest = at;
+    }
+    return behind ? behind : lowest;
+}
+
+void unit_was_at(unit *u, uint64_t at)
+{
+    for (unsigned i = 0; i < u->place_count; i++)
+        if (u->places[i] == at)
+            return;
+    if (u->place_count == PLACES_KEPT)
+        u->place_count = 0; /* so are its tensors there */
+    u->places[u->place_count++] = at;
+}
+
+bool unit_settled(const unit *u)
+{
+    return u->settled;
+}
 
 piece *unit_pieces(unit *u, size_t *count, ebb_vbar *handle)
 {

@@ -407,13 +407,15 @@ class Model:
         if unit.depth and self._enter_again(unit):
             return True
         for _ in range(3):
-            if not self.station.fetch(unit, demand=True):
-                break
             load = unit.load
-            assert load is not None
+            if load is None or not load.whole or unit.shared:
+                if not self.station.fetch(unit, demand=True):
+                    break
+                load = unit.load
+                assert load is not None
             load.use(self.mover)
-            tensors = unit.at(self.mover, load.staged)
-            if unit.enter_with(load.staged, tensors.reals, tensors.ahead):
+            tensors = unit.at(self.mover, load)
+            if unit.enter_with(load, tensors.reals, tensors.ahead):
                 unit.tensors = tensors
                 return True
             load.done(self.mover)

@@ -106,6 +106,18 @@ class Station:
         segments = _core.attached_stats(self.index) or {"segment_bytes": 0, "before": 0}
         return max(self.device._most - segments["segment_bytes"] - segments["before"], 0)
 
+    def portion(self, unit: Unit) -> int:
+        """How much of a unit is sent for together. The more that is, the less it costs the host,
+        which small layers leave no time; but the ring must be full of what is on its way, and so a
+        unit that is much of it comes in parts. One of which something is resident is so less."""
+        missing = unit.bytes - unit.resident
+        parts = CHUNKS // 2 if missing < unit.bytes else CHUNKS
+        if missing <= self.ring // 3:
+            parts = 1
+        elif missing <= self.ring // 2:
+            parts = 2
+        return max(unit.bytes // CHUNKS, -(-missing // parts))
+
     def fetch(self, unit: Unit, demand: bool = False) -> bool:
         """Send for a unit, or for what is missing: whether all of it is there, or on its way."""
         if unit.span:
@@ -115,12 +127,14 @@ class Station:
             other = ref()
             if other is not None:
                 unit.learn(number, other, its)
-        if unit.load is None:
-            unit.load = Load()
         load = unit.load
+        if load is None:
+            load = unit.load = _core.Load(self.portion(unit))
         whole = load.whole or load.advance(self.mover, unit, demand)
-        if not whole and (not load.cargoes or demand) and self.want_ring():
-            load = unit.load = unit.load or Load()
+        if not whole and (demand or not load.cargoes) and self.want_ring():
+            load = unit.load
+            if load is None:  # it was in the ring that is gone
+                load = unit.load = _core.Load(self.portion(unit))
             whole = load.advance(self.mover, unit, demand)
         if not whole and demand:
             # What others have in the ring, and do not use yet, must go.
@@ -131,55 +145,3 @@ class Station:
         if not load.cargoes and not demand:
             unit.load = None
         return whole
-
-
-class Load:
-    """A unit's weights on their way: as many of its parts as have been sent for."""
-
-    __slots__ = ("cargoes", "most", "staged", "used", "whole")
-
-    def __init__(self) -> None:
-        # Of each group so far, its place in the ring; 0: it is resident.
-        self.staged: list[int] = []
-        self.cargoes: list[int] = []
-        self.whole = False  # all of it has been sent for
-        self.most = 0  # bytes to send for together
-        self.used = 0  # times that it has been entered and not left
-
-    def advance(self, mover: _core.Mover, unit: Unit, demand: bool = False) -> bool:
-        """Send for more, as far as the ring has room: whether that was all."""
-        if not self.most:
-            # If some of it is resident, then the ring has room for more than two: in larger parts.
-            self.most = max(unit.bytes // (CHUNKS // 2 if unit.resident else CHUNKS), 1)
-        while len(self.staged) < len(unit.groups):
-            last = self.cargoes[-1] if self.cargoes else 0
-            at = 0 if last else unit.near(self.staged, mover.head)
-            found = mover.fetch(
-                unit, len(self.staged), self.most, last, at, not demand, unit.settled
-            )
-            if found is None:
-                return False
-            if found[0] and found[0] != last:
-                self.cargoes.append(found[0])
-            self.staged += found[1]
-        self.whole = True
-        return True
-
-    def use(self, mover: _core.Mover) -> None:
-        for i, cargo in enumerate(self.cargoes):
-            try:
-                mover.use(cargo)
-            except BaseException:
-                for before in self.cargoes[:i]:
-                    mover.done(before)
-                raise
-        self.used += 1
-
-    def done(self, mover: _core.Mover) -> None:
-        self.used -= 1
-        for cargo in self.cargoes:
-            mover.done(cargo)
-
-    def drop(self, mover: _core.Mover) -> None:
-        for cargo in self.cargoes:
-            mover.drop(cargo)

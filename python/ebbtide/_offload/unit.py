@@ -15,7 +15,6 @@ from torch import nn
 from ebbtide import _core
 from ebbtide._offload import ahead, host, units
 from ebbtide._offload.parked import Parked, Piece
-from ebbtide._offload.station import Load
 from ebbtide.vbar import VBAR
 
 if TYPE_CHECKING:
@@ -152,11 +151,11 @@ class Unit(_core.Unit):
         self.run = len(choice.members) > 1
         self.bytes = sum(g.bytes for g in self.groups)
         self.bindings = bindings
-        self.load: Load | None = None
+        self.load: _core.Load | None = None
         self.shared: list[tuple[int, weakref.ref[Unit], int]] = []  # what others have, too
         self.settled = False  # what is not resident will not be, as far as is known
         self.bare = 0  # entered without its weights: they come one by one
-        self.views: dict[tuple[int, ...], Tensors] = {}
+        self.views: dict[bytes, Tensors] = {}
         self.tensors: Tensors | None = None  # of the ring, while they are in its places
         self.wants_grad = any(b.parked.requires_grad for b in bindings)
 
@@ -167,22 +166,15 @@ class Unit(_core.Unit):
         if model is not None:
             model.save_written(self)
 
-    def near(self, staged: list[int], head: int) -> int:
-        """Where in the ring what comes next should be, so that it is where it was some time: the
-        first such place behind the head; 0: there is none."""
-        known, count = tuple(staged), len(staged)
-        places = [key[count] for key in self.views if key[:count] == known and key[count]]
-        return min((at for at in places if at >= head), default=min(places, default=0))
-
-    def at(self, mover: _core.Mover, staged: list[int]) -> Tensors:
+    def at(self, mover: _core.Mover, load: _core.Load) -> Tensors:
         """Its tensors over their places in the ring; None for those that are the VBAR's own."""
-        key = tuple(staged)
+        key = load.key
         made = self.views.get(key)
         if made is not None:
             return made
         bases = {
             number: over(mover, address, self.groups[number].bytes)
-            for number, address in enumerate(staged)
+            for number, address in enumerate(load.staged)
             if address
         }
         found = {}
