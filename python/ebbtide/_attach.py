@@ -196,6 +196,7 @@ class _Asking:
     """When to flush PyTorch's cache for a weight: as policy.c does for PyTorch's own requests."""
 
     SHIFT, MOST_SETBACKS = 5, 4
+    CALM = 8  # times that who asks in every pass is not answered, if PyTorch holds what it held
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -203,13 +204,25 @@ class _Asking:
         self.setbacks = 0
         self.flushed = 0
         self.left = 0
+        self.calm = 0  # of these times, those to come
+        self.held = (-1, 0)  # bytes that PyTorch held, and that were asked for, the last time
 
-    def flush(self, index: int, size: int) -> bool:
+    def _is_calm(self, index: int, size: int) -> bool:
+        """To look what PyTorch could give takes as long as some layers do."""
+        segments = _core.attached_stats(index)
+        held = (segments["segment_bytes"] if segments else 0, size)
+        calm = held == self.held and self.calm > 0
+        self.held, self.calm = held, self.calm - 1 if calm else self.CALM
+        return calm
+
+    def flush(self, index: int, size: int, often: bool) -> bool:
         with self.lock:
             self.pressures += 1
             if self.pressures < 1 << self.SHIFT * min(self.setbacks, self.MOST_SETBACKS):
                 return False
-            # Not memory_stats(), which sorts all there is: this is asked in every pass.
+            if often and self._is_calm(index, size):
+                return False
+            # Not memory_stats(), which sorts all there is.
             stats = torch.cuda.memory_stats_as_nested_dict(index)
             reserved = stats["reserved_bytes"]["all"]["current"]
             unused = reserved - stats["active_bytes"]["all"]["current"]
@@ -236,8 +249,9 @@ class _Asking:
 _asking: dict[int, _Asking] = {}
 
 
-def make_room(index: int, size: int) -> bool:
-    """A weight of `size` bytes was offloaded: True if PyTorch has given something back for it."""
+def make_room(index: int, size: int, often: bool = False) -> bool:
+    """A weight of `size` bytes was offloaded: True if PyTorch has given something back for it.
+    `often`: it is asked in every pass, and may as well be answered in a later one."""
     if not _attached or not torch.cuda.is_initialized():
         return False
-    return _asking.setdefault(index, _Asking()).flush(index, size)
+    return _asking.setdefault(index, _Asking()).flush(index, size, often)

@@ -307,7 +307,7 @@ class Model:
             self.tracking = False
         if self.slow:
             # What PyTorch keeps and does not use may be more than this pass needed.
-            _attach.make_room(self.index, self.share.largest)
+            _attach.make_room(self.index, self.share.largest, often=True)
             self.prefetch()
 
     def _busy(self) -> bool:
@@ -453,11 +453,15 @@ class Model:
 
     def prefetch(self) -> None:
         """Bring what comes next, as far as the ring goes."""
+        fetch = self.station.fetch
         for unit in self.sequence.ahead():
             load = unit.load
-            if unit.depth or (load.whole if load is not None else unit.resident == unit.bytes):
+            if load is not None:
+                if load.whole or unit.depth:
+                    continue
+            elif unit.depth or unit.resident == unit.bytes:
                 continue
-            if not self.station.fetch(unit):
+            if not fetch(unit):
                 return
 
     # ---- and out ---------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ whatever part of the model fits: every prefix of spread()'s order is.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
 U = TypeVar("U", bound=Hashable)
@@ -53,6 +53,7 @@ class Sequence_(Generic[U]):
         self.now: list[U] = []  # this one, so far
         self.at = -1  # where in `known` we are
         self.changes = 0  # passes that were not as the one before
+        self._ahead: dict[int, tuple[U, ...]] = {}  # by place, what comes next
 
     def begin(self) -> None:
         """A pass begins."""
@@ -73,20 +74,19 @@ class Sequence_(Generic[U]):
         changed = bool(self.now) and not _same(self.now, self.known)
         if changed:
             self.known = self.now
+            self._ahead = {}
             self.at = len(self.known) - 1
             self.changes += 1
         self.now = []
         return changed
 
-    def ahead(self) -> Iterator[U]:
-        """What comes next, beyond the end of the pass too, each once: as far as it is asked for."""
-        known, count = self.known, len(self.known)
-        seen: set[int] = set()
-        for step in range(1, count + 1):
-            unit = known[(self.at + step) % count]
-            if id(unit) not in seen:
-                seen.add(id(unit))
-                yield unit
+    def ahead(self) -> tuple[U, ...]:
+        """What comes next, beyond the end of the pass too, each once."""
+        found = self._ahead.get(self.at)
+        if found is None:
+            turned = self.known[self.at + 1 :] + self.known[: self.at + 1]
+            found = self._ahead[self.at] = tuple({id(unit): unit for unit in turned}.values())
+        return found
 
 
 def _same(one: list[U], other: list[U]) -> bool:

@@ -27,6 +27,8 @@ class Share:
         self.left = 0  # bytes that tensors did not need
         self.room = 0  # bytes for weights that stay
         self.cautious = 0  # times that nothing is to stay
+        self._seen: object = None  # what was found the last time,
+        self._same = 0  # and how many times in a row
 
     def ring_size(self) -> int:
         """How much of the GPU is to be for weights in passing: if the one that comes has to wait
@@ -51,6 +53,11 @@ class Share:
         size, given_up = stats["bytes"], stats["evictions_for_tensors"]
         segments = _core.attached_stats(station.index) or {"segment_bytes": 0, "before": 0}
         tensors = segments["segment_bytes"] + segments["before"]
+        if self._knows(
+            (most, tensors, size, given_up, stats["watermark"], stats["watermark_limit"]),
+            (learning, self.largest, self.small, self.firm, station.ring, len(station.models)),
+        ):
+            return
         if given_up != self.given_up:
             # They needed more, in between, than they have now.
             tensors = max(tensors, most - SLACK - self.ring_size() - stats["watermark"])
@@ -79,6 +86,12 @@ class Share:
             vbar.watermark_limit = room
         if room > stats["watermark"]:
             vbar.watermark = room
+
+    def _knows(self, *seen: object) -> bool:
+        """Whether all has been as it is now so often that what was before is forgotten."""
+        self._same = self._same + 1 if seen == self._seen else 0
+        self._seen = seen
+        return self._same > PEAKS and not self.cautious
 
 
 def _up(size: int) -> int:

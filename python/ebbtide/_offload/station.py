@@ -131,7 +131,8 @@ class Station:
         if load is None:
             load = unit.load = _core.Load(self.portion(unit))
         whole = load.whole or load.advance(self.mover, unit, demand)
-        if not whole and (demand or not load.cargoes) and self.want_ring():
+        # Between passes the ring is made as large as it should be.
+        if not whole and (demand or not self.ring) and self.want_ring():
             load = unit.load
             if load is None:  # it was in the ring that is gone
                 load = unit.load = _core.Load(self.portion(unit))

@@ -172,26 +172,43 @@ class Unit(_core.Unit):
         made = self.views.get(key)
         if made is not None:
             return made
-        bases = {
-            number: over(mover, address, self.groups[number].bytes)
-            for number, address in enumerate(load.staged)
-            if address
-        }
+        bases, places = self._over(mover, load.staged)
         found = {}
         for b in self.bindings:
             number = self.numbers[id(b.piece)]
-            if number in bases:
-                at = self.offsets[id(b.piece)] - self.groups[number].offset
-                found[id(b.parked)] = (b.parked, bases[number][at : at + b.piece.nbytes])
+            if number in places:
+                base, at = places[number]
+                at += self.offsets[id(b.piece)] - self.groups[number].offset
+                found[id(b.parked)] = (b.parked, base[at : at + b.piece.nbytes])
         passing = reals(found)
         goes_in = [
             b.of(passing[id(b.parked)]) if id(b.parked) in passing else None for b in self.bindings
         ]
         if len(self.views) >= VIEWS:
             self.views.clear()
-        made = Tensors(list(bases.values()), goes_in, passing, self._ahead(self.bindings, passing))
+        made = Tensors(bases, goes_in, passing, self._ahead(self.bindings, passing))
         self.views[key] = made
         return made
+
+    def _over(
+        self, mover: _core.Mover, staged: list[int]
+    ) -> tuple[list[torch.Tensor], dict[int, tuple[torch.Tensor, int]]]:
+        """Bytes of the ring, as few tensors as can be; and in which of them, and where, the groups
+        are that are there."""
+        runs: list[list[int]] = []  # first, end, and groups that lie side by side
+        for number, (address, group) in enumerate(zip(staged, self.groups, strict=True)):
+            if not address:
+                continue
+            if not runs or not 0 <= address - runs[-1][1] < host.ALIGNMENT:
+                runs.append([address, address])
+            runs[-1][1] = address + group.bytes
+            runs[-1].append(number)
+        bases, places = [], {}
+        for first, end, *numbers in runs:
+            base = over(mover, first, end - first)
+            bases.append(base)
+            places.update({number: (base, staged[number] - first) for number in numbers})
+        return bases, places
 
     def _ahead(self, bindings: list[Binding], passing: dict[int, torch.Tensor]) -> _core.Ahead:
         """What the processor will need, by binding."""
