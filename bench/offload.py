@@ -321,11 +321,11 @@ def on_tokens(
     def resident() -> Any:
         return plain.model(*inputs)
 
-    # In a row, so that the end of one overlaps with the next: as many as a tenth of a second has.
+    # Short steps are the host's, and that has its moods, which last for seconds: many rounds of one
+    # step each. Of long ones three in a row are as good.
     once = timed(offloaded, 1)
-    steps = max(3, min(20, int(100 / max(once, 1e-3))))
-    # Short steps are the host's, and that has its moods: more of them.
-    rounds = max(3, min(15, int(6000 / (3 * (steps + 1) * max(once, 1e-3)))))
+    steps = 1 if once < 100 else 3
+    rounds = max(3, min(40, int(9000 / (3 * (steps + 1) * max(once, 1e-3)))))
     if options.small:
         steps, rounds = 2, 1
     turns = in_turn(
@@ -345,6 +345,10 @@ def on_tokens(
         # Of what was measured together: a host that is slower for some seconds is so for both.
         turn["bound"] = max(link_time, turn["resident_step_beside_copies"])
         turn["share_of_bound"] = turn["bound"] / turn["step"] * 100
+    if len(turns) > 3:
+        low, _, high = statistics.quantiles((t["share_of_bound"] for t in turns), n=4)
+        title = f"{kind.name} {tokens} tokens {share} %"
+        say(f"{title}: half of {len(turns)} rounds: {low:.1f} to {high:.1f} %")
     values = {
         **{name: median_of(turns, name) for name in turns[0]},
         "link_time": link_time,
