@@ -18,7 +18,9 @@ import argparse
 import contextlib
 import functools
 import gc
+import itertools
 import json
+import operator
 import statistics
 import sys
 import time
@@ -118,52 +120,57 @@ def used() -> int:
     return total - free
 
 
-def timed(function: Callable[[], Any], steps: int) -> float:
-    """Milliseconds of one of several steps in a row, by the GPU's clock.
+SHORT = 100  # milliseconds; shorter steps are mostly the host's
+
+
+def timed(function: Callable[[], Any], steps: int, fastest: bool = False) -> float:
+    """Milliseconds of a step, of several in a row, by the GPU's clock: the mean, or the fastest.
 
     One goes before: what is brought ahead of a step is brought during the one before it, and so the
     clock must neither start with everything there nor stop while something is still to come.
     """
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
     torch.cuda.synchronize()
     function()
-    start.record()
-    for _ in range(steps):
+    marks[0].record()
+    for mark in marks[1:]:
         function()
-    end.record()
+        mark.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) / steps
+    if fastest:
+        return min(one.elapsed_time(next_) for one, next_ in itertools.pairwise(marks))
+    return marks[0].elapsed_time(marks[-1]) / steps
 
 
-def in_turn(
-    functions: dict[str, Callable[[], Any]], rounds: int, steps: int
-) -> list[dict[str, float]]:
+class Turns:
     """Measurements that are taken in turn, round by round; every other one backwards, so that what
-    gets slower or faster meanwhile does so for all."""
-    turns = list(functions.items())
-    found = []
-    for i in range(rounds):
-        round_ = {name: timed(f, steps) for name, f in (turns if i % 2 else reversed(turns))}
-        found.append(round_)
-    return found
+    gets slower or faster meanwhile does so for all.
 
+    A short step is the host's, and on a shared machine that is half as fast at times, because of a
+    neighbour: of such steps, the fastest of a few in a row counts, for all alike. Then medians:
+    of times, and of the ratios of what was measured in the same round."""
 
-def median_of(rounds: list[dict[str, float]], name: str) -> float:
-    return statistics.median(round_[name] for round_ in rounds)
+    def __init__(
+        self, functions: dict[str, Callable[[], Any]], once: float, seconds: float
+    ) -> None:
+        short = once < SHORT
+        steps = 1 if options.small else 4 if short else 3
+        rounds = int(seconds * 1e3 / (len(functions) * (steps + 1) * max(once, 1e-3)))
+        rounds = options.rounds or (2 if options.small else max(3, min(60, rounds)))
+        turns = list(functions.items())
+        self.rounds = []
+        for i in range(rounds):
+            order = turns if i % 2 else turns[::-1]
+            self.rounds.append({name: timed(f, steps, short) for name, f in order})
 
+    def median(self, value: str | Callable[[dict[str, float]], float]) -> float:
+        of = value if callable(value) else operator.itemgetter(value)
+        return statistics.median(of(round_) for round_ in self.rounds)
 
-def side_by_side(
-    one: Callable[[], Any], other: Callable[[], Any], rounds: int, steps: int
-) -> tuple[tuple[float, float], float]:
-    """Medians of two, and by how many percent the other takes longer: the median of pairs, for a
-    machine that is slower for some seconds makes both slower."""
-    pairs = []
-    for i in range(rounds):
-        pair = [timed(f, steps) for f in ((one, other) if i % 2 else (other, one))]
-        pairs.append(tuple(pair if i % 2 else reversed(pair)))
-    ratio = statistics.median(b / a for a, b in pairs)
-    medians = tuple(statistics.median(times) for times in zip(*pairs, strict=True))
-    return (medians[0], medians[1]), (ratio - 1) * 100
+    def spread(self, value: Callable[[dict[str, float]], float]) -> str:
+        values = [value(round_) for round_ in self.rounds]
+        low, _, high = statistics.quantiles(values, n=4)
+        return f"half of {len(values)} rounds between {low:.1f} and {high:.1f} %"
 
 
 class Link:
@@ -321,36 +328,31 @@ def on_tokens(
     def resident() -> Any:
         return plain.model(*inputs)
 
-    # Short steps are the host's, and that has its moods, which last for seconds: many rounds of one
-    # step each. Of long ones three in a row are as good.
-    once = timed(offloaded, 1)
-    steps = 1 if once < 100 else 3
-    rounds = max(3, min(40, int(9000 / (3 * (steps + 1) * max(once, 1e-3)))))
-    if options.small:
-        steps, rounds = 2, 1
-    turns = in_turn(
+    turns = Turns(
         {
             "step": offloaded,
             "resident_step": resident,
             "resident_step_beside_copies": link.beside(resident, to_stream),
         },
-        options.rounds or rounds,
-        steps,
+        timed(offloaded, 1),
+        8,
     )
     watch.look()
     same = same and equal(flat(model(*inputs)), plain.known[tokens])
     stats = handle.stats()
     link_time = to_stream / link.rate * 1e3
-    for turn in turns:
-        # Of what was measured together: a host that is slower for some seconds is so for both.
-        turn["bound"] = max(link_time, turn["resident_step_beside_copies"])
-        turn["share_of_bound"] = turn["bound"] / turn["step"] * 100
-    if len(turns) > 3:
-        low, _, high = statistics.quantiles((t["share_of_bound"] for t in turns), n=4)
-        title = f"{kind.name} {tokens} tokens {share} %"
-        say(f"{title}: half of {len(turns)} rounds: {low:.1f} to {high:.1f} %")
+
+    def bound(turn: dict[str, float]) -> float:
+        return max(link_time, turn["resident_step_beside_copies"])
+
+    def share_of_bound(turn: dict[str, float]) -> float:
+        return bound(turn) / turn["step"] * 100
+
+    say(f"{kind.name} {tokens} tokens {share} %: {turns.spread(share_of_bound)}")
     values = {
-        **{name: median_of(turns, name) for name in turns[0]},
+        **{name: turns.median(name) for name in turns.rounds[0]},
+        "bound": turns.median(bound),
+        "share_of_bound": turns.median(share_of_bound),
         "link_time": link_time,
         "streamed": (stats["streamed"] + stats["filled"] - before) / (counted + 1) / MIB,
         "to_stream": to_stream / MIB,
@@ -406,13 +408,17 @@ def resident_of(kind: models.Kind) -> None:
             "plain": lambda inputs=inputs: plain.model(*inputs),
             "offloaded": lambda inputs=inputs: model(*inputs),
         }
-        rounds, steps = (5, 1) if options.small else (150, 1)
-        took, more = side_by_side(functions["plain"], functions["offloaded"], rounds, steps)
+        turns = Turns(functions, timed(functions["plain"], 1), 15)
+
+        def more(turn: dict[str, float]) -> float:
+            return (turn["offloaded"] / turn["plain"] - 1) * 100
+
         stats = handle.stats()
         name = f"resident_{kind.name}_{tokens}_tokens"
-        tell(f"{name}_plain", took[0], "ms")
-        tell(f"{name}_offloaded", took[1], "ms")
-        tell(f"{name}_more", more, "%")
+        say(f"{name}: {turns.spread(more)}")
+        tell(f"{name}_plain", turns.median("plain"), "ms")
+        tell(f"{name}_offloaded", turns.median("offloaded"), "ms")
+        tell(f"{name}_more", turns.median(more), "%")
         tell(f"{name}_resident", stats["resident"] / stats["bytes"] * 100, "%")
         tell(f"{name}_bit_equal", same, "of 1")
         if not same:
