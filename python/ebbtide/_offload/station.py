@@ -107,16 +107,14 @@ class Station:
         return max(self.device._most - segments["segment_bytes"] - segments["before"], 0)
 
     def portion(self, unit: Unit) -> int:
-        """How much of a unit is sent for together. The more that is, the less it costs the host,
-        which small layers leave no time; but the ring must be full of what is on its way, and so a
-        unit that is much of it comes in parts. One of which something is resident is so less."""
+        """How much of a unit is sent for together. In parts, so that all of the ring is used, and
+        what comes last does not come late; in larger ones if some of the unit is resident, for then
+        the ring has room for more than two. Many small layers leave the host no time for that: they
+        come in one or two, as long as the ring has room for others beside them."""
         missing = unit.bytes - unit.resident
-        parts = CHUNKS // 2 if missing < unit.bytes else CHUNKS
-        if missing <= self.ring // 3:
-            parts = 1
-        elif missing <= self.ring // 2:
-            parts = 2
-        return max(unit.bytes // CHUNKS, -(-missing // parts))
+        if unit.small and missing <= self.ring // 2:
+            return max(missing // 2 if missing > self.ring // 3 else missing, 1)
+        return max(unit.bytes // (CHUNKS // 2 if missing < unit.bytes else CHUNKS), 1)
 
     def fetch(self, unit: Unit, demand: bool = False) -> bool:
         """Send for a unit, or for what is missing: whether all of it is there, or on its way."""

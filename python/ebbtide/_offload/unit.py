@@ -149,6 +149,7 @@ class Unit(_core.Unit):
         self.names = choice.names  # of its members
         self.span = choice.span
         self.run = len(choice.members) > 1
+        self.small = len(choice.members) >= units.MANY  # what each takes, on the GPU, is little
         self.bytes = sum(g.bytes for g in self.groups)
         self.bindings = bindings
         self.load: _core.Load | None = None
