@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import threading
@@ -14,6 +15,7 @@ from torch import nn
 from ebbtide import _core
 from ebbtide._offload import ahead
 from ebbtide._offload.model import Model
+from ebbtide._offload.station import Station
 from ebbtide._offload.unit import Unit
 
 
@@ -292,3 +294,74 @@ def test_weights_that_change_are_filled_again_where_they_are(free_room):
     for _ in range(2):
         assert torch.equal(model(inputs), expected)
     assert handle.residency()["3"] == 1
+
+
+@torch.no_grad()
+def test_many_small_layers_come_in_one_part_where_half_of_them_stays(free_room, monkeypatch):
+    monkeypatch.setattr("ebbtide._offload.units.RUN_PARTS", 12)
+    model = nn.Sequential(*(nn.Linear(192, 192) for _ in range(400)))  # 56 MiB
+    inputs = x(192)
+    expected = copy.deepcopy(model).cuda()(inputs)
+    free_room.of = lambda model: 44 * MIB
+    free_room.offload(model)
+    for _ in range(20):
+        assert torch.equal(model(inputs), expected)
+    ours = inside(model)
+    coming = [u for u in ours.units if u.small and u.resident < u.bytes]
+    assert coming and all(u.bytes - u.resident <= ours.station.ring // 3 for u in coming)
+    before = ours.mover.stats()
+    for _ in range(4):
+        assert torch.equal(model(inputs), expected)
+    now = ours.mover.stats()
+    assert 0 < now["cargoes"] - before["cargoes"] <= 4 * len(coming)
+
+
+@torch.no_grad()
+def test_pytorch_is_not_asked_in_every_pass_what_it_could_give_back(free_room, monkeypatch):
+    asked = []
+    plain = torch.cuda.memory_stats_as_nested_dict
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats_as_nested_dict", lambda *a: asked.append(1) or plain(*a)
+    )
+    model, inputs = layers(16), x()
+    free_room.of = lambda model: 9 * MIB
+    free_room.offload(model)
+    for _ in range(12):
+        model(inputs)
+    small = [torch.empty(256 << 10, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    model(inputs)
+    asked.clear()
+    for _ in range(18):
+        model(inputs)
+    assert inside(model).slow and len(asked) == 2
+    small += [torch.empty(256 << 10, dtype=torch.uint8, device="cuda") for _ in range(7)]
+    model(inputs)
+    assert len(asked) == 3  # it holds more now
+
+
+@torch.no_grad()
+def test_where_nothing_changes_a_model_s_share_is_not_thought_over(free_room, monkeypatch):
+    fitted = []
+    plain = Station.fit_ring
+    monkeypatch.setattr(Station, "fit_ring", lambda self: fitted.append(1) or plain(self))
+    model, inputs = layers(16), x()
+    free_room.of = lambda model: 12 * MIB
+    handle = free_room.offload(model)
+    expected = copy.deepcopy(model).cuda()(inputs)
+    for _ in range(24):
+        model(inputs)
+    fitted.clear()
+    for _ in range(4):
+        assert torch.equal(model(inputs), expected)
+    assert not fitted and inside(model).slow
+    resident = handle.stats()["resident"]
+    with free_room.device() as device:
+        device.limit = free_room.limit + 4 * MIB
+        for _ in range(2):
+            assert torch.equal(model(inputs), expected)
+        assert fitted and handle.stats()["resident"] > resident
+        with contextlib.suppress(_core.Busy):
+            device.limit = free_room.limit - 2 * MIB
+        for _ in range(3):
+            assert torch.equal(model(inputs), expected)
+        assert device.stats()["held"] <= free_room.limit - 2 * MIB
