@@ -365,3 +365,16 @@ def test_where_nothing_changes_a_model_s_share_is_not_thought_over(free_room, mo
         for _ in range(3):
             assert torch.equal(model(inputs), expected)
         assert device.stats()["held"] <= free_room.limit - 2 * MIB
+
+
+def test_a_load_is_told_what_it_belongs_to():
+    load = _core.Load(1)
+    assert (load.whole, load.used, load.cargoes, load.staged, load.key) == (False, 0, 0, [], b"")
+    for wrong in (lambda: _core.Load(), lambda: _core.Load(most=1), lambda: _core.Load("1")):
+        with pytest.raises(TypeError):
+            wrong()
+    for method in (load.use, load.done, load.drop):
+        with pytest.raises(TypeError, match="Mover"):
+            method(None)
+    with pytest.raises(TypeError):
+        load.advance(None, None, True)
