@@ -411,7 +411,11 @@ class Model:
                 break
             load = unit.load
             assert load is not None
-            load.use(self.mover)
+            try:
+                load.use(self.mover)
+            except _core.Gone:  # it has given way to tensors
+                unit.discard(self.mover)
+                continue
             tensors = unit.at(self.mover, load.staged)
             if unit.enter_with(load.staged, tensors.reals, tensors.ahead):
                 unit.tensors = tensors
@@ -512,6 +516,7 @@ class Model:
     def stats(self) -> dict[str, int]:
         seen: dict[int, int] = {id(b.piece): b.piece.nbytes for b in self.weights.bindings}
         stats = self.mover.stats()
+        self.station.see_ring()
         return {
             "bytes": sum(seen.values()),
             "resident": self.vbar.loaded_size if self.vbar is not None else 0,
