@@ -559,7 +559,7 @@ typedef struct ebb_mover_stats {
     uint64_t filled;  /* bytes copied into VBARs */
     uint64_t copies;  /* that were queued for both */
     uint64_t waits; /* for work on what a cargo's place held before: by the GPU, not by the host */
-    uint64_t no_room; /* times the ring had no room */
+    uint64_t no_room;  /* times the ring had no room */
     uint64_t given_up; /* bytes of the ring that have given way to tensors */
 } ebb_mover_stats;
 

@@ -357,8 +357,7 @@ static segment *obtain_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
             return NULL;
         request.rank = EBB__RANK_ALL;
         request.may_wait = true;
-        if (!ebb__room_make_locked(device, &request) &&
-            !beg_locked(device, &request, bytes, asked))
+        if (!ebb__room_make_locked(device, &request) && !beg_locked(device, &request, bytes, asked))
             return NULL;
     }
     segment *s = build_locked(device, &request, bytes);

@@ -217,6 +217,10 @@ static ebb_status raze(ebb_mover *mover)
     return status;
 }
 
+/* As much of the ring is in small pages: PyTorch's segments are mostly small, and a page that is in use
+   as a part stays as a whole. */
+static const uint64_t FINE = UINT64_C(256) << 20;
+
 /* Make the ring of a new VBAR: the most important one there is, so whoever can makes room. */
 static ebb_status build(ebb_mover *mover, uint64_t bytes)
 {
@@ -224,7 +228,7 @@ static ebb_status build(ebb_mover *mover, uint64_t bytes)
     ebb_vbar_stats stats = {.size = sizeof stats};
     ebb_vbar fresh = {0};
     uint64_t signature;
-    ebb_status status = ebb_vbar_create(mover->device, &options, &fresh);
+    ebb_status status = ebb__vbar_create_fine(mover->device, &options, FINE, &fresh);
     if (status != EBB_OK)
         return status;
     mover->vbar = fresh;

@@ -210,12 +210,13 @@ static void a_ring_that_is_not_used_goes_and_comes_back_whole(void)
     CHECK_EQ(haul_stats(&h).given_up, SMALL); /* and no more */
     CHECK_EQ(haul_stats(&h).ring, all - SMALL);
     uint64_t second = ask(&h, SMALL);
-    CHECK(second && haul_stats(&h).given_up == SMALL + LARGE);
-    CHECK_EQ(haul_stats(&h).ring, 2 * LARGE);
-    CHECK_EQ(core_device_stats(&h.c).pinned, 2 * LARGE);
+    CHECK(second && haul_stats(&h).given_up == 2 * SMALL);
+    uint64_t left = all - 2 * SMALL;
+    CHECK_EQ(haul_stats(&h).ring, left);
+    CHECK_EQ(core_device_stats(&h.c).pinned, left);
     /* What cannot be had costs nothing. */
     CHECK_EQ(ask(&h, 4 * LARGE), 0);
-    CHECK_EQ(haul_stats(&h).ring, 2 * LARGE);
+    CHECK_EQ(haul_stats(&h).ring, left);
     haul_check(&h);
     /* It is a ring. */
     for (uint64_t i = 0; i < 5; i++) {
@@ -226,13 +227,13 @@ static void a_ring_that_is_not_used_goes_and_comes_back_whole(void)
         CHECK(haul_right(&h, load.staged, load.offset, LARGE, h.compute));
         CHECK_EQ(ebb_mover_done(h.mover, cargo, h.compute), EBB_OK);
     }
-    CHECK_EQ(ebb_mover_has_room(h.mover, 2 * LARGE + 1), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_has_room(h.mover, left + 1), EBB_OFFLOADED);
     /* As it was, if there is room. */
     CHECK_EQ(ebb_mover_set_ring(h.mover, all), EBB_OFFLOADED);
-    CHECK_EQ(haul_stats(&h).ring, 2 * LARGE);
+    CHECK_EQ(haul_stats(&h).ring, left);
     give_back(&h, first);
-    CHECK_EQ(ebb_mover_set_ring(h.mover, 2 * LARGE), EBB_OK);
-    CHECK_EQ(haul_stats(&h).ring, 2 * LARGE);
+    CHECK_EQ(ebb_mover_set_ring(h.mover, left), EBB_OK);
+    CHECK_EQ(haul_stats(&h).ring, left);
     give_back(&h, second);
     CHECK_EQ(ebb_mover_set_ring(h.mover, all), EBB_OK);
     CHECK_EQ(haul_stats(&h).ring, all);
@@ -250,6 +251,39 @@ static void a_ring_that_is_not_used_goes_and_comes_back_whole(void)
     give_back(&h, first);
     CHECK_EQ(ebb_mover_set_ring(h.mover, LARGE), EBB_OK);
     CHECK_EQ(haul_stats(&h).ring, LARGE);
+    give_shut(&h);
+}
+
+/* A large ring is of large pages, but for its end. */
+static void large_pages_are_given_as_a_whole(void)
+{
+    haul h;
+    const uint64_t fine = 8 * LARGE, all = fine + 3 * LARGE;
+    give_open(&h, all, all, 12 * LARGE);
+    ebb_load load[2];
+    uint64_t high = haul_fetch(&h, &load[0], 0, all), segment[2];
+    CHECK_EQ(ebb_mover_drop(h.mover, high), EBB_OK);
+    uint64_t low = haul_fetch(&h, &load[0], 0, LARGE + SMALL);
+    high = haul_fetch(&h, &load[1], LARGE, all - LARGE - 2 * SMALL);
+    CHECK_EQ(ebb_mover_use(h.mover, high, h.compute), EBB_OK);
+    segment[0] = ask(&h, SMALL); /* the end is free */
+    CHECK(segment[0] && haul_stats(&h).given_up == SMALL);
+    segment[1] = ask(&h, SMALL); /* and now the start, though it is out */
+    CHECK(segment[1] && haul_stats(&h).given_up == SMALL + LARGE);
+    CHECK_EQ(haul_stats(&h).address, load[0].staged + LARGE);
+    CHECK_EQ(ebb_mover_use(h.mover, low, h.compute), EBB_GONE);
+    for (int i = 0; i < 2; i++)
+        write_to(&h, segment[i], SMALL);
+    /* What is left of the page is there for others; the next one is in use. */
+    uint64_t rest = ask(&h, LARGE - SMALL);
+    CHECK(rest && haul_stats(&h).given_up == SMALL + LARGE);
+    CHECK_EQ(ask(&h, SMALL), 0);
+    haul_check(&h);
+    CHECK(haul_right(&h, load[1].staged, LARGE, load[1].bytes, h.compute));
+    CHECK_EQ(ebb_mover_done(h.mover, high, h.compute), EBB_OK);
+    for (int i = 0; i < 2; i++)
+        give_back(&h, segment[i]);
+    give_back(&h, rest);
     give_shut(&h);
 }
 
@@ -429,30 +463,30 @@ static uint64_t life(haul *h)
     ebb_load load[3];
     uint64_t cargo[3] = {0}, segment = 0;
     bool used[2] = {false};
-    if (ebb_mover_set_ring(h->mover, 3 * LARGE) != EBB_OK)
+    if (ebb_mover_set_ring(h->mover, 3 * SMALL) != EBB_OK)
         return 0;
     for (uint64_t i = 0; i < 3; i++) {
-        load[i] = haul_load(h, i * LARGE, LARGE);
+        load[i] = haul_load(h, i * SMALL, SMALL);
         if (ebb_mover_fetch(h->mover, h->vbar, &load[i], 1, NULL, &cargo[i]) != EBB_OK)
             cargo[i] = 0;
     }
     for (int i = 0; i < 2; i++)
         used[i] = cargo[i] && ebb_mover_use(h->mover, cargo[i], h->compute) == EBB_OK;
     if (used[0]) {
-        rig_kernel("reads", load[0].staged, LARGE, EBBSIM_READ, 100000, h->compute);
+        rig_kernel("reads", load[0].staged, SMALL, EBBSIM_READ, 100000, h->compute);
         done_with(h, cargo[0]);
     }
-    segment = ask(h, 2 * LARGE);
+    segment = ask(h, 2 * SMALL);
     CHECK_EQ(ebb__mover_check(h->mover), 0);
     if (used[1]) {
-        rig_kernel("reads", load[1].staged, LARGE, EBBSIM_READ, 1000, h->compute);
+        rig_kernel("reads", load[1].staged, SMALL, EBBSIM_READ, 1000, h->compute);
         done_with(h, cargo[1]);
     }
     for (int i = 0; i < 3; i++)
         if (cargo[i])
             ebb_mover_drop(h->mover, cargo[i]);
     if (segment)
-        rig_kernel("tensor", segment, 2 * LARGE, EBBSIM_WRITE, 1000, h->compute);
+        rig_kernel("tensor", segment, 2 * SMALL, EBBSIM_WRITE, 1000, h->compute);
     if (!ebb_mover_fetch(h->mover, h->vbar, load, 1, NULL, cargo))
         ebb_mover_drop(h->mover, cargo[0]);
     CHECK_EQ(haul_stats(h).cargoes_out, 0);
@@ -463,19 +497,19 @@ static uint64_t life(haul *h)
 static unsigned long fail_one(unsigned long n, unsigned row, int code)
 {
     haul h;
-    give_open(&h, 3 * LARGE, 0, 3 * LARGE);
+    give_open(&h, 3 * SMALL, 0, 3 * SMALL);
     for (unsigned i = 0; i < row; i++)
         MUST(ebbsim_fail(NULL, n + i, code));
     uint64_t segment = life(&h);
     unsigned long fired = ebbsim_failures();
     ebbsim_fail_clear();
-    CHECK(fired || (segment && haul_stats(&h).given_up == 2 * LARGE));
+    CHECK(fired || (segment && haul_stats(&h).given_up == 2 * SMALL));
     haul_check(&h);
     if (segment)
         give_back(&h, segment);
     if (!fired) {
-        CHECK_EQ(ebb_mover_set_ring(h.mover, 3 * LARGE), EBB_OK);
-        CHECK_EQ(haul_stats(&h).ring, 3 * LARGE);
+        CHECK_EQ(ebb_mover_set_ring(h.mover, 3 * SMALL), EBB_OK);
+        CHECK_EQ(haul_stats(&h).ring, 3 * SMALL);
     }
     give_shut(&h);
     CHECK_EQ(rig_left(), 0);
@@ -527,6 +561,8 @@ static void *stream_weights(void *data)
             ebb_status status = ebb_mover_fetch(h->mover, h->vbar, &load[i], 1, NULL, &cargo[i]);
             a->wrong += status != EBB_OK && status != EBB_OFFLOADED;
         }
+        if (rand_r(&a->seed) % 4 == 0)
+            rig_sleep(200000);
         for (int i = 0; i < 2; i++) {
             ebb_status status = ebb_mover_use(h->mover, cargo[i], a->stream);
             a->gone += status == EBB_GONE;
@@ -606,8 +642,7 @@ static void tensors_and_weights_in_threads(void)
     CHECK(core_device_stats(&h.c).held <= 12 * SMALL);
     printf("       %u seen, %u gone, %u segments, %lu MiB given up\n",
            actors[0].seen + actors[1].seen, actors[0].gone + actors[1].gone,
-           actors[2].segments + actors[3].segments,
-           (unsigned long)(haul_stats(&h).given_up / MIB));
+           actors[2].segments + actors[3].segments, (unsigned long)(haul_stats(&h).given_up / MIB));
     give_shut(&h);
 }
 
@@ -617,6 +652,7 @@ int main(void)
     RUN(what_was_dropped_last_is_room_again);
     RUN(books_in_a_storm);
     RUN(a_ring_that_is_not_used_goes_and_comes_back_whole);
+    RUN(large_pages_are_given_as_a_whole);
     RUN(what_is_in_use_stays_and_the_newest_goes_first);
     RUN(readers_are_waited_for);
     RUN(weights_go_before_the_ring_does);

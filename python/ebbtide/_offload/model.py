@@ -307,7 +307,7 @@ class Model:
             self.tracking = False
         if self.slow:
             # What PyTorch keeps and does not use may be more than this pass needed.
-            _attach.make_room(self.index, self.share.largest)
+            _attach.make_room(self.index, self.share.of_use(self.station.ring))
             self.prefetch()
 
     def _busy(self) -> bool:
@@ -408,6 +408,9 @@ class Model:
             return True
         for _ in range(3):
             if not self.station.fetch(unit, demand=True):
+                # Anything is faster than one by one.
+                if _attach.flush(self.index, unit.bytes - self.station.room()):
+                    continue
                 break
             load = unit.load
             assert load is not None

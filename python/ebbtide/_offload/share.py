@@ -31,11 +31,19 @@ class Share:
         """How much of the GPU is to be for weights in passing: if the one that comes has to wait
         for the end of the one before with its last part, then the GPU waits for that part, every
         time. Where that much is not left, or it is not known what is left, little more than one.
-        Small weights that are on the GPU all the time are a part of it. What tensors need one time
-        and not another is not left out: the ring gives way, in the middle of a pass."""
+        What tensors need one time and not another is not left out: the ring gives way, in the
+        middle of a pass."""
+        return min(self._whole_ring(), max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
+
+    def _whole_ring(self) -> int:
+        """Small weights that are on the GPU all the time are a part of it."""
         small = _up(self.small) if self.small > GRAIN // 2 else 0
-        wanted = _up(self.slots * self.largest) - small
-        return min(wanted, max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
+        return _up(self.slots * self.largest) - small
+
+    def of_use(self, ring: int) -> int:
+        """How many bytes that become free would be of use: what the ring is short of, or a unit."""
+        short = self._whole_ring() - ring
+        return min(short, self.largest) if short > 0 else self.largest
 
     def out_of_memory(self) -> None:
         """PyTorch had to do without: whoever tries again gets all there is."""
