@@ -256,10 +256,9 @@ ebb_status ebb_mover_set_ring(ebb_mover *mover, uint64_t bytes)
     if (status != EBB_OK)
         return status;
     uint64_t before = mover->pinned ? ebb__ring_size(&mover->ring) : 0;
-    bool whole = !mover->pinned || before == mover->size;
     const ebb__device *device = ebb__device_find(mover->device, &status);
     uint64_t least = device ? device->frame_bytes[EBB__SMALL] : 0; /* never changes */
-    if (!device || (whole && bytes <= before && before - bytes < least))
+    if (!device || (bytes <= before && before - bytes < least))
         return end_change(mover, status);
     /* The old one first: its frames are what the new one is made of. */
     status = raze(mover);

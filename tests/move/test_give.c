@@ -63,6 +63,11 @@ static void places_go_round_between_the_new_ends(void)
     CHECK(ebb__ring_place(&ring, 5, 18, &at) && at == 35); /* below the ring */
     over(&ring, e, NULL);
     over(&ring, d, NULL);
+    uint64_t f = add(&ring, 33);
+    CHECK_EQ(ring.head, 68);
+    CHECK(ebb__ring_place(&ring, 5, 18, &at) && at == 20); /* near, and below the ring */
+    CHECK(ebb__ring_place(&ring, 5, 22, &at) && at == 22);
+    over(&ring, f, NULL);
     ebb__ring_begin(&ring, 50);
     CHECK_EQ(start_of(&ring, add(&ring, 50)), 0);
     ebb__ring_free(&ring);
@@ -201,7 +206,7 @@ static void a_ring_that_is_not_used_goes_and_comes_back_whole(void)
 {
     haul h;
     give_open(&h, 4 * LARGE, 3 * LARGE + SMALL, 4 * LARGE);
-    uint64_t first = 0, all = 3 * LARGE + SMALL;
+    uint64_t first = 0, second = 0, all = 3 * LARGE + SMALL;
     /* PyTorch has been asked first. */
     CHECK_EQ(ebb__segment_alloc(h.c.device, LARGE, &first), EBB_FULL);
     CHECK_EQ(haul_stats(&h).given_up, 0);
@@ -209,8 +214,11 @@ static void a_ring_that_is_not_used_goes_and_comes_back_whole(void)
     write_to(&h, first, LARGE);
     CHECK_EQ(haul_stats(&h).given_up, SMALL); /* and no more */
     CHECK_EQ(haul_stats(&h).ring, all - SMALL);
-    uint64_t second = ask(&h, SMALL);
-    CHECK(second && haul_stats(&h).given_up == 2 * SMALL);
+    /* Also if that did not help the last time, and weights would not have waited for it. */
+    CHECK_EQ(ebb__segment_alloc(h.c.device, SMALL, &second), EBB_FULL);
+    CHECK_EQ(haul_stats(&h).given_up, SMALL);
+    CHECK_EQ(ebb__segment_alloc(h.c.device, SMALL, &second), EBB_OK);
+    CHECK_EQ(haul_stats(&h).given_up, 2 * SMALL);
     uint64_t left = all - 2 * SMALL;
     CHECK_EQ(haul_stats(&h).ring, left);
     CHECK_EQ(core_device_stats(&h.c).pinned, left);
@@ -341,6 +349,35 @@ static void what_is_in_use_stays_and_the_newest_goes_first(void)
         CHECK(still_right(&h, cargo[3], &load[3]));
     }
     CHECK(core_device_stats(&h.c).held <= 4 * LARGE);
+    for (int i = 0; i < 2; i++)
+        give_back(&h, segment[i]);
+    give_shut(&h);
+}
+
+/* Where both ends could be given up, what is needed last goes. */
+static void the_end_is_chosen(void)
+{
+    haul h;
+    give_open(&h, 4 * LARGE, 4 * LARGE, 8 * LARGE);
+    ebb_load load[5];
+    uint64_t cargo[5], segment[2];
+    for (uint64_t i = 0; i < 4; i++)
+        cargo[i] = haul_fetch(&h, &load[i], i * LARGE, LARGE);
+    haul_use(&h, cargo[0], &load[0], 1000, h.compute);
+    CHECK_EQ(ebb_mover_use(h.mover, cargo[1], h.compute), EBB_OK);
+    cargo[4] = haul_fetch(&h, &load[4], 4 * LARGE, LARGE);
+    CHECK_EQ(load[4].staged, load[0].staged);
+    segment[0] = ask(&h, SMALL);
+    CHECK(segment[0]);
+    CHECK_EQ(ebb_mover_use(h.mover, cargo[4], h.compute), EBB_GONE);
+    /* The rest of its place is nobody's, so the other end stays; as long as that is enough. */
+    segment[1] = ask(&h, LARGE - SMALL);
+    CHECK(segment[1]);
+    CHECK_EQ(haul_stats(&h).cargoes_out, 3);
+    CHECK_EQ(haul_stats(&h).address, load[1].staged);
+    for (int i = 2; i < 4; i++)
+        CHECK(still_right(&h, cargo[i], &load[i]));
+    CHECK_EQ(ebb_mover_done(h.mover, cargo[1], h.compute), EBB_OK);
     for (int i = 0; i < 2; i++)
         give_back(&h, segment[i]);
     give_shut(&h);
@@ -654,6 +691,7 @@ int main(void)
     RUN(a_ring_that_is_not_used_goes_and_comes_back_whole);
     RUN(large_pages_are_given_as_a_whole);
     RUN(what_is_in_use_stays_and_the_newest_goes_first);
+    RUN(the_end_is_chosen);
     RUN(readers_are_waited_for);
     RUN(weights_go_before_the_ring_does);
     RUN(a_capture_goes_on);
