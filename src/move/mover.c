@@ -218,8 +218,8 @@ static ebb_status raze(ebb_mover *mover)
 }
 
 /* As much of the ring is in small pages: PyTorch's segments are mostly small, and a page that is in use
-   as a part stays as a whole. */
-static const uint64_t FINE = UINT64_C(256) << 20;
+   as a part stays as a whole. More would take the driver too long, when the ring is made. */
+static const uint64_t FINE = UINT64_C(128) << 20;
 
 /* Make the ring of a new VBAR: the most important one there is, so whoever can makes room. */
 static ebb_status build(ebb_mover *mover, uint64_t bytes)

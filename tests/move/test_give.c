@@ -266,7 +266,7 @@ static void a_ring_that_is_not_used_goes_and_comes_back_whole(void)
 static void large_pages_are_given_as_a_whole(void)
 {
     haul h;
-    const uint64_t fine = 8 * LARGE, all = fine + 3 * LARGE;
+    const uint64_t fine = 4 * LARGE, all = fine + 3 * LARGE;
     give_open(&h, all, all, 12 * LARGE);
     ebb_load load[2];
     uint64_t high = haul_fetch(&h, &load[0], 0, all), segment[2];
