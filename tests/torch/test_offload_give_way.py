@@ -71,10 +71,14 @@ class Tight:
     def whole(self):
         stats = self.handle.stats()
         assert stats["largest_unit"] == UNIT
+        assert stats["ring"] == self.moved("ring")
         return stats["ring"] >= 2 * UNIT and stats["resident"] == 0
 
+    def moved(self, what):
+        return self.model.forward.model.mover.stats()[what]
+
     def given_up(self):
-        return self.model.forward.model.mover.stats()["given_up"]
+        return self.moved("given_up")
 
 
 def test_the_ring_is_two_whole_units(free_room):
@@ -118,6 +122,21 @@ def test_it_happens_again(free_room):
         tight.model[where].more = []
         assert tight.until_whole()
     assert tight.handle.stats()["one_by_one"] == 0
+
+
+def test_what_is_gone_before_the_pass_is_over_has_been_needed(free_room):
+    tight = Tight(free_room)
+    tight.run(4)
+    tight.model[4].more = [UNIT * 3 // 4]
+    hook = tight.model[5].register_forward_hook(lambda *_: torch.cuda.empty_cache())
+    tight.run()
+    given = tight.given_up()
+    assert given and not tight.whole()
+    tight.run()
+    assert tight.given_up() == given
+    tight.model[4].more = []
+    hook.remove()
+    assert tight.until_whole()
 
 
 def test_tensors_that_stay_large_take_from_the_ring_once(free_room):

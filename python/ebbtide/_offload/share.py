@@ -21,7 +21,7 @@ class Share:
         self.small = 0  # bytes of weights that are on the GPU as plain tensors
         self.firm = 0  # bytes that are to stay whatever happens
         self.given_up = 0  # pages that made room for tensors
-        self.ring_given_up = 0  # bytes of the ring that did
+        self.lowest: int | None = None  # the ring's size, if it did since the last look
         self.fits = False
         self.left = 0  # bytes that tensors did not need
         self.room = 0  # bytes for weights that stay
@@ -45,6 +45,10 @@ class Share:
         short = self._whole_ring() - ring
         return min(short, self.largest) if short > 0 else self.largest
 
+    def ring_gave_way(self, size: int) -> None:
+        """To tensors: it is of that size now."""
+        self.lowest = size if self.lowest is None else min(self.lowest, size)
+
     def out_of_memory(self) -> None:
         """PyTorch had to do without: whoever tries again gets all there is."""
         self.cautious = PEAKS
@@ -58,12 +62,13 @@ class Share:
         segments = _core.attached_stats(station.index) or {"segment_bytes": 0, "before": 0}
         tensors = segments["segment_bytes"] + segments["before"]
         station.see_ring()
-        if (given_up, station.given_up) != (self.given_up, self.ring_given_up):
-            # They needed more, in between, than they have now.
-            gave = station.given_up != self.ring_given_up
-            ring = station.ring if gave else self.ring_size()
-            tensors = max(tensors, most - SLACK - ring - stats["watermark"])
-            self.given_up, self.ring_given_up = given_up, station.given_up
+        # They may have needed more, in between, than they have now.
+        if given_up != self.given_up:
+            tensors = max(tensors, most - SLACK - self.ring_size() - stats["watermark"])
+            self.given_up = given_up
+        if self.lowest is not None:
+            tensors = max(tensors, most - self.lowest - stats["watermark"])
+            self.lowest = None
         self.peaks.append(tensors)
         # The ring can be made smaller again, so for it the last pass counts.
         self.left = most - max(list(self.peaks)[-3:])

@@ -62,6 +62,8 @@ class Station:
         if stats["given_up"] != self.given_up:
             self.given_up = stats["given_up"]
             self.ring = stats["ring"]
+            for model in list(self.models):
+                model.share.ring_gave_way(self.ring)
 
     def _in_use(self) -> bool:
         models = list(self.models)
