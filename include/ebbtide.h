@@ -441,6 +441,9 @@ EBB_API ebb_status ebb_host_return(ebb_device device, const void *memory, uint64
  *
  * None of the three waits on the host for copies. A pointer, not a handle: after ebb_mover_destroy()
  * it must not be used. Several threads may use one mover at once.
+ *
+ * Where PyTorch's tensors would find no room even without a single weight, the ring gives way to them, as
+ * far as no cargo in use lies on it. A cargo that was not in use yet may be gone then.
  */
 typedef struct ebb_mover ebb_mover;
 
@@ -460,7 +463,8 @@ EBB_API ebb_status ebb_mover_destroy(ebb_mover *mover);
 
 /*
  * Make the ring `bytes` large, rounded up to what the GPU's memory comes in; 0: no ring. It counts
- * against the limit, weights make room for it, and it stays until this is called again. EBB_OK;
+ * against the limit, weights make room for it, and it stays, but for what gives way to tensors, until
+ * this is called again: then it is whole. EBB_OK;
  * EBB_OFFLOADED: there is no such memory now, and the ring is as it was, or there is none
  * (ebb_mover_get_stats() says); EBB_BUSY: a cargo is out, or another thread changes the ring;
  * EBB_GONE, EBB_FORKED, EBB_NO_ADDRESSES, EBB_NO_HOST_MEMORY, EBB_DRIVER_FAILED. Waits for the work on
@@ -522,8 +526,9 @@ EBB_API ebb_status ebb_mover_has_room(ebb_mover *mover, uint64_t bytes);
 /*
  * Order what comes next on `stream` after the cargo's arrival. One ebb_mover_done() for each EBB_OK. A
  * cargo used on several streams is used on all of them before it is done on the last. EBB_OK (cargo 0:
- * nothing to do); EBB_GONE: there is no such cargo, or it is done; EBB_BUSY: the stream is capturing,
- * and no copy can be part of a graph; EBB_FORKED, EBB_DRIVER_FAILED. Unless EBB_OK, nothing changed.
+ * nothing to do); EBB_GONE: there is no such cargo, it is done, or it was not in use and has given way to
+ * tensors: fetch it again; EBB_BUSY: the stream is capturing, and no copy can be part of a graph;
+ * EBB_FORKED, EBB_DRIVER_FAILED. Unless EBB_OK, nothing changed.
  */
 EBB_API ebb_status ebb_mover_use(ebb_mover *mover, uint64_t cargo, ebb_stream stream);
 
@@ -534,8 +539,8 @@ EBB_API ebb_status ebb_mover_use(ebb_mover *mover, uint64_t cargo, ebb_stream st
  */
 EBB_API ebb_status ebb_mover_done(ebb_mover *mover, uint64_t cargo, ebb_stream stream);
 
-/* Give up a cargo that was not used. EBB_OK (cargo 0: nothing to do); EBB_GONE; EBB_BUSY: it is in use;
-   EBB_FORKED. */
+/* Give up a cargo that was not used. EBB_OK (cargo 0: nothing to do); EBB_GONE, as ebb_mover_use();
+   EBB_BUSY: it is in use; EBB_FORKED. */
 EBB_API ebb_status ebb_mover_drop(ebb_mover *mover, uint64_t cargo);
 
 /* The stream that it copies on. It lives as long as the mover, and the caller queues nothing on it. */
@@ -543,7 +548,7 @@ EBB_API ebb_stream ebb_mover_stream(const ebb_mover *mover);
 
 typedef struct ebb_mover_stats {
     size_t size;      /* sizeof(ebb_mover_stats) */
-    uint64_t ring;    /* bytes of the ring */
+    uint64_t ring;    /* bytes of the ring, without what has given way */
     uint64_t address; /* where it is */
     uint64_t
         ring_used; /* of them, not to be had now: from the oldest cargo that is out to the newest */
@@ -554,7 +559,8 @@ typedef struct ebb_mover_stats {
     uint64_t filled;  /* bytes copied into VBARs */
     uint64_t copies;  /* that were queued for both */
     uint64_t waits; /* for work on what a cargo's place held before: by the GPU, not by the host */
-    uint64_t no_room; /* times the ring had no room */
+    uint64_t no_room;  /* times the ring had no room */
+    uint64_t given_up; /* bytes of the ring that have given way to tensors */
 } ebb_mover_stats;
 
 /* EBB_OK, EBB_INVALID, EBB_FORKED. */

@@ -222,11 +222,7 @@ class _Asking:
                 return False
             if often and self._is_calm(index, size):
                 return False
-            # Not memory_stats(), which sorts all there is.
-            stats = torch.cuda.memory_stats_as_nested_dict(index)
-            reserved = stats["reserved_bytes"]["all"]["current"]
-            unused = reserved - stats["active_bytes"]["all"]["current"]
-            unused -= stats["inactive_split_bytes"]["all"]["current"]
+            reserved, unused = _cached(index)
             if unused < size or torch.cuda.is_current_stream_capturing():
                 return False
             # There is something again. If it is what was flushed the last time, then that was in
@@ -247,6 +243,26 @@ class _Asking:
 
 
 _asking: dict[int, _Asking] = {}
+
+
+def _cached(index: int) -> tuple[int, int]:
+    """Bytes that PyTorch has, and of them what it would give back."""
+    stats = torch.cuda.memory_stats_as_nested_dict(index)  # memory_stats() sorts all there is
+    reserved = stats["reserved_bytes"]["all"]["current"]
+    unused = reserved - stats["active_bytes"]["all"]["current"]
+    return reserved, unused - stats["inactive_split_bytes"]["all"]["current"]
+
+
+def flush(index: int, size: int) -> bool:
+    """Whatever it costs, PyTorch gives back what it caches, if that is as much: whether it has."""
+    if not _attached or size <= 0 or torch.cuda.is_current_stream_capturing():
+        return False
+    reserved, unused = _cached(index)
+    if unused < size:
+        return False
+    with torch.cuda.device(index):
+        torch.cuda.empty_cache()
+    return _cached(index)[0] < reserved
 
 
 def make_room(index: int, size: int, often: bool = False) -> bool:

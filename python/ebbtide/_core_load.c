@@ -228,7 +228,8 @@ static PyObject *load_drop(PyObject *self, PyObject *by)
     ebb_status status = EBB_OK;
     for (size_t i = 0; i < l->cargo_count; i++) {
         ebb_status one = ebb_mover_drop(mover, l->cargoes[i]);
-        status = status == EBB_OK ? one : status;
+        /* What has given way to tensors is gone already. */
+        status = status == EBB_OK && one != EBB_GONE ? one : status;
     }
     return status == EBB_OK ? Py_NewRef(Py_None) : mover_failed(d, status);
 }
@@ -266,7 +267,8 @@ static PyMethodDef load_methods[] = {
      "Send for more, as far as the ring has room: whether that was all. `demand`: somebody waits "
      "for it."},
     {"use", load_use, METH_O,
-     "use($self, mover, /)\n--\n\nThe current stream waits until it has arrived."},
+     "use($self, mover, /)\n--\n\n"
+     "The current stream waits until it has arrived. Gone: it has given way to tensors."},
     {"done", load_done, METH_O,
      "done($self, mover, /)\n--\n\nIts last use is on the current stream by now."},
     {"drop", load_drop, METH_O, "drop($self, mover, /)\n--\n\nIt was sent for in vain."},

@@ -257,8 +257,9 @@ typedef struct ebb__request {
     int64_t rank;                 /* victims must be less important than this... */
     uint64_t above;               /* ...or, in the VBAR of the same rank, pages from here up */
     ebb_reason reason;
-    bool may_wait; /* for victims' fences */
-    bool may_call; /* page-out functions */
+    bool may_wait;    /* for victims' fences */
+    bool may_call;    /* page-out functions */
+    uint64_t lacking; /* out: bytes that nobody could give; 0: that was not why */
 } ebb__request;
 
 /* A rank above every VBAR's: for those that outrank all weights. */
@@ -297,6 +298,18 @@ typedef struct ebb__holder {
 
 enum { EBB__VBAR_HOLDER, EBB__SEGMENT_HOLDER, EBB__HOLDERS };
 
+/*
+ * Somebody who keeps pages pinned, and can do with fewer if PyTorch would have to do without: a mover,
+ * with its ring. `give` unpins pages of as many bytes, or of as many as it can, and says how many;
+ * asked for 0 it gives nothing, and says how many it could. It is called without the lock, takes it,
+ * asks for no room, and waits for nothing.
+ */
+typedef struct ebb__giver {
+    struct ebb__giver *next;
+    uint64_t (*give)(struct ebb__giver *, uint64_t bytes);
+    unsigned calls; /* threads in `give`: as long as there are, it stays */
+} ebb__giver;
+
 /* ---- devices ---------------------------------------------------------------------------------- */
 
 enum {
@@ -311,7 +324,7 @@ enum {
 
 struct ebb__device {
     ebb__mutex mu;
-    ebb__condition changed; /* a page is no longer being saved */
+    ebb__condition changed; /* a page is no longer being saved, or a giver no longer asked */
     _Atomic uint32_t id;    /* the handle's; 0: closed */
     _Atomic bool forked;    /* this process is a fork of the one that opened it */
     uint32_t number, generation_of_id;
@@ -363,6 +376,7 @@ struct ebb__device {
 
     /* room.c */
     ebb__holder holders[EBB__HOLDERS]; /* those that are there have a `best` */
+    ebb__giver *givers;
 
     /* the doors */
     struct ebb__segments *segments; /* src/doors/segment.c; NULL: no door is open */
@@ -472,6 +486,16 @@ bool ebb__room_make_locked(ebb__device *device, ebb__request *request) EBB__LOCK
 /* Give frames back until the device holds at most `bytes`. Drops the lock where it may wait. */
 bool ebb__room_shrink_locked(ebb__device *device, uint64_t bytes, ebb_reason reason, bool may_wait,
                              bool may_call) EBB__LOCKED;
+
+/*
+ * The last resort of those who outrank all weights: givers unpin pages of `bytes`, if there are as many.
+ * false: they have unpinned nothing. Drops the lock.
+ */
+bool ebb__room_beg_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED;
+
+/* A giver comes; it goes, when nobody asks it any more, which may drop the lock. */
+void ebb__giver_add_locked(ebb__device *device, ebb__giver *giver) EBB__LOCKED;
+void ebb__giver_remove_locked(ebb__device *device, ebb__giver *giver) EBB__LOCKED;
 
 /* Which of `count` candidates goes first. */
 unsigned ebb__policy_pick(const ebb__candidate *candidates, unsigned count);
@@ -721,6 +745,11 @@ static inline ebb__vbar *ebb__vbar_find(ebb_vbar handle)
 
 /* Why there is none. */
 ebb_status ebb__vbar_missing(ebb_vbar handle);
+
+/* As ebb_vbar_create(), with its last `fine` bytes in small pages, or all of it: so that it can give up
+   little. */
+ebb_status ebb__vbar_create_fine(ebb_device handle, const ebb_vbar_options *options, uint64_t fine,
+                                 ebb_vbar *vbar);
 
 /* As ebb_vbar_destroy(). Drops the lock. */
 ebb_status ebb__vbar_destroy_locked(ebb__vbar *vbar) EBB__LOCKED;

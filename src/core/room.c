@@ -112,7 +112,7 @@ static uint64_t finish_locked(ebb__device *device, const ebb__request *request,
  * Make victims worth `bytes` give up their frames; with `whole`, only if there are that many. false:
  * it is of no use to ask again, because nothing came free and no candidate fell out.
  */
-static bool evict_locked(ebb__device *device, const ebb__request *request, uint64_t bytes,
+static bool evict_locked(ebb__device *device, ebb__request *request, uint64_t bytes,
                          bool whole) EBB__LOCKED
 {
     ebb__candidate victims[VICTIMS];
@@ -122,6 +122,7 @@ static bool evict_locked(ebb__device *device, const ebb__request *request, uint6
     if (whole && worth < bytes && count < VICTIMS) {
         for (unsigned i = 0; i < count; i++)
             device->holders[victims[i].owner].undo(device, &victims[i]);
+        request->lacking = bytes - worth;
         return false;
     }
     for (unsigned i = 0; i < count; i++) {
@@ -158,6 +159,7 @@ static void put_back_locked(ebb__device *device, ebb__request *request) EBB__LOC
 
 bool ebb__room_make_locked(ebb__device *device, ebb__request *request)
 {
+    request->lacking = 0;
     /* What can never be met must not cost anybody a page. And under a limit that was lowered below
        what is in use, nothing is used again before enough has been given back. */
     bool possible = missing_bytes(device, request) <= device->limit &&
@@ -197,4 +199,47 @@ bool ebb__room_shrink_locked(ebb__device *device, uint64_t bytes, ebb_reason rea
         if (!evict_locked(device, &request, held - bytes, false))
             return false;
     }
+}
+
+/* ---- those who pin, and can do with less ----------------------------------------------------------- */
+
+static uint64_t ask_locked(ebb__device *device, ebb__giver *giver, uint64_t bytes) EBB__LOCKED
+{
+    giver->calls++;
+    ebb__drop(device);
+    uint64_t given = giver->give(giver, bytes);
+    ebb__retake(device);
+    giver->calls--;
+    ebb__os_wake_all(&device->changed);
+    return given;
+}
+
+bool ebb__room_beg_locked(ebb__device *device, uint64_t bytes)
+{
+    uint64_t could = 0, given = 0;
+    for (ebb__giver *giver = device->givers; giver; giver = giver->next)
+        could += ask_locked(device, giver, 0);
+    /* What is too little in the end must not cost anybody a page. */
+    if (could < bytes)
+        return false;
+    for (ebb__giver *giver = device->givers; giver && given < bytes; giver = giver->next)
+        given += ask_locked(device, giver, bytes - given);
+    return given > 0;
+}
+
+void ebb__giver_add_locked(ebb__device *device, ebb__giver *giver)
+{
+    giver->next = device->givers;
+    device->givers = giver;
+}
+
+void ebb__giver_remove_locked(ebb__device *device, ebb__giver *giver)
+{
+    while (giver->calls)
+        ebb__await(device);
+    ebb__giver **at = &device->givers;
+    while (*at && *at != giver)
+        at = &(*at)->next;
+    if (*at)
+        *at = giver->next;
 }

@@ -121,11 +121,11 @@ static void table_put_locked(ebb__device *device, ebb__table *table) EBB__LOCKED
 
 /* ---- life ------------------------------------------------------------------------------------- */
 
-/* Lay out pages and sets over a table. */
-static ebb_status lay_out_locked(ebb__vbar *vbar, uint64_t bytes) EBB__LOCKED
+/* Lay out pages and sets over a table; at least the last `fine` bytes are small pages. */
+static ebb_status lay_out_locked(ebb__vbar *vbar, uint64_t bytes, uint64_t fine) EBB__LOCKED
 {
     ebb__device *device = vbar->device;
-    uint64_t large = bytes >> EBB__LARGE_SHIFT;
+    uint64_t large = bytes > fine ? (bytes - fine) >> EBB__LARGE_SHIFT : 0;
     uint64_t small = (bytes - (large << EBB__LARGE_SHIFT)) >> device->small_shift;
     uint64_t count = large + small;
     if (count > SIZE_MAX / 4 / sizeof(ebb__page))
@@ -149,7 +149,7 @@ static ebb_status lay_out_locked(ebb__vbar *vbar, uint64_t bytes) EBB__LOCKED
 }
 
 static ebb_status create_locked(ebb__device *device, const ebb_vbar_options *options,
-                                uint64_t bytes, ebb_vbar *handle) EBB__LOCKED
+                                uint64_t bytes, uint64_t fine, ebb_vbar *handle) EBB__LOCKED
 {
     CUdeviceptr base = 0;
     CUresult code = device->driver.cuMemAddressReserve(&base, bytes, 0, 0, 0);
@@ -158,7 +158,7 @@ static ebb_status create_locked(ebb__device *device, const ebb_vbar_options *opt
         return EBB_NO_ADDRESSES;
     }
     ebb__vbar *vbar = struct_take_locked(device);
-    ebb_status status = vbar ? lay_out_locked(vbar, bytes) : EBB_NO_HOST_MEMORY;
+    ebb_status status = vbar ? lay_out_locked(vbar, bytes, fine) : EBB_NO_HOST_MEMORY;
     if (status != EBB_OK) {
         if (vbar)
             struct_put_locked(device, vbar);
@@ -187,6 +187,12 @@ static ebb_status create_locked(ebb__device *device, const ebb_vbar_options *opt
 
 ebb_status ebb_vbar_create(ebb_device handle, const ebb_vbar_options *options, ebb_vbar *vbar)
 {
+    return ebb__vbar_create_fine(handle, options, 0, vbar);
+}
+
+ebb_status ebb__vbar_create_fine(ebb_device handle, const ebb_vbar_options *options, uint64_t fine,
+                                 ebb_vbar *vbar)
+{
     if (!vbar || !options || options->size < sizeof *options || !options->bytes)
         return EBB_INVALID;
     ebb__scope scope;
@@ -198,7 +204,8 @@ ebb_status ebb_vbar_create(ebb_device handle, const ebb_vbar_options *options, e
     if (options->bytes > UINT64_MAX / 2 - grain)
         status = EBB_INVALID;
     else
-        status = create_locked(device, options, (options->bytes + grain - 1) / grain * grain, vbar);
+        status = create_locked(device, options, (options->bytes + grain - 1) / grain * grain, fine,
+                               vbar);
     ebb__leave(device, &scope);
     return status;
 }

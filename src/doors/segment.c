@@ -5,7 +5,8 @@
  * weights give way to. Before that, PyTorch itself is asked: the request is refused once, and PyTorch
  * then frees the segments it caches and does not use, and asks again. That is worth it when they are
  * left-overs of other sizes, and a waste when they are needed again in the next iteration, so refusals
- * back off when they turn out to be the latter (policy.c).
+ * back off when they turn out to be the latter (policy.c). Last of all, when it has been asked and not even
+ * all weights are enough, those give way who keep room for weights on their way.
  *
  * Freeing: PyTorch frees segments that the GPU still works on, and relies on cudaFree to wait for all
  * work. We do not wait. A freed segment is parked, still mapped, behind a ticket of the whole context,
@@ -268,15 +269,28 @@ static bool back_locked(ebb__segments *all, uint64_t bytes) EBB__LOCKED
     return true;
 }
 
+/* Whether PyTorch, refused, would give back what it does not use, and ask again. */
+static bool may_ask_locked(const ebb__segments *all) EBB__LOCKED
+{
+    return !all->pools && !atomic_load(&ebb__captures);
+}
+
+static void ask_locked(ebb__segments *all, uint64_t bytes) EBB__LOCKED
+{
+    all->ask = (asking){.thread = ebb__os_thread(),
+                        .bytes = bytes,
+                        .parked_before = all->parked_ever,
+                        .setbacks = all->ask.setbacks};
+    all->refusals++;
+}
+
 /* Weights would have to give way for this: is PyTorch to be asked for what it does not use? */
 static bool refuse_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
 {
     ebb__segments *all = device->segments;
     asking *ask = &all->ask;
-    if (back_locked(all, bytes))
-        return false;
     ask->pressures++;
-    if (all->pools || atomic_load(&ebb__captures))
+    if (!may_ask_locked(all))
         return false;
     /* What was brought back last time has been asked for again since: it was in use after all. */
     if (ask->flushed && ask->wanted_since >= ask->flushed / 2) {
@@ -287,12 +301,25 @@ static bool refuse_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
         return false;
     if (ask->flushed)
         ask->setbacks = 0;
-    *ask = (asking){.thread = ebb__os_thread(),
-                    .bytes = bytes,
-                    .parked_before = all->parked_ever,
-                    .setbacks = ask->setbacks};
-    all->refusals++;
+    ask_locked(all, bytes);
     return true;
+}
+
+/* Not even all weights are enough. Once more with what givers let go, if PyTorch has been asked before. */
+static bool beg_locked(ebb__device *device, ebb__request *request, uint64_t bytes,
+                       bool asked) EBB__LOCKED
+{
+    ebb__segments *all = device->segments;
+    if (!request->lacking || !device->givers)
+        return false;
+    if (!asked && may_ask_locked(all)) {
+        ask_locked(all, bytes);
+        return false;
+    }
+    while (request->lacking && ebb__room_beg_locked(device, request->lacking))
+        if (ebb__room_make_locked(device, request))
+            return true;
+    return false;
 }
 
 /* ---- the two functions ------------------------------------------------------------------------------ */
@@ -325,11 +352,12 @@ static segment *obtain_locked(ebb__device *device, uint64_t bytes) EBB__LOCKED
     }
     /* First what costs nobody anything, then PyTorch's own, then weights. */
     if (!ebb__room_make_locked(device, &request)) {
-        if (refuse_locked(device, bytes))
+        bool asked = back_locked(device->segments, bytes);
+        if (!asked && refuse_locked(device, bytes))
             return NULL;
         request.rank = EBB__RANK_ALL;
         request.may_wait = true;
-        if (!ebb__room_make_locked(device, &request))
+        if (!ebb__room_make_locked(device, &request) && !beg_locked(device, &request, bytes, asked))
             return NULL;
     }
     segment *s = build_locked(device, &request, bytes);

@@ -2,7 +2,7 @@
  * Segments: memory given to PyTorch for its own caching, over our frames.
  *
  * All may be called by any thread, with any lock of PyTorch's held and Python's in any state: they
- * take no lock but the device's, and call nothing of Python's.
+ * take no lock but the device's and, without that, a mover's, and call nothing of Python's.
  */
 #ifndef EBB_SEGMENT_H
 #define EBB_SEGMENT_H
@@ -22,7 +22,8 @@ ebb_status ebb__segments_close(ebb_device device);
 /*
  * Memory of `bytes`, as cudaMalloc gives it. EBB_OK; EBB_FULL: there is none, or PyTorch is to give
  * back first what it caches and does not use, and to ask again. May wait for fences of weights that
- * give way, and for work on memory that was given back; for nothing else.
+ * give way, of the part of a mover's ring that does, and for work on memory that was given back; for
+ * nothing else.
  */
 ebb_status ebb__segment_alloc(ebb_device device, uint64_t bytes, uint64_t *address);
 

@@ -32,21 +32,25 @@ typedef struct ebb__cargo {
 /*
  * The ring: cargoes one behind the other, in the order of their numbers.
  *
- *   0            tail                 head           bytes
+ *   low          tail                 head           bytes
  *   |    past    | first | ... | next-1 |    past    |
+ *
+ * It is what is left of a piece of memory after some was given up, at either end or at both.
  *
  * A cargo does not wrap: what is left at the end is skipped, and so is what is before one that is to be in
  * a certain place. The space of a cargo that is over is had again when every older one is over, too; it is
  * then past, until one that comes to lie on it has been ordered behind `done`. Invariants, checked by
  * ebb__ring_check():
  *
- *   1  cargoes, past ones included, lie in the ring and do not overlap
+ *   1  cargoes, past ones included, lie in the ring and do not overlap; one that is over, and need not be
+ *      waited for, may have lost its place
  *   2  the first cargo is out; one is out as long as it is not over, and only then has `arrived`
  *   3  a past cargo has at least one event
  *   4  going round from the tail, cargoes come in the order of their numbers, and end at the head
+ *   5  low <= head <= bytes
  */
 typedef struct ebb__ring {
-    uint64_t bytes, head;
+    uint64_t low, bytes, head;
     uint64_t first, next; /* numbers: of the oldest that is not past, and of the one to come */
     ebb__cargo *cargoes;  /* number n at n % room */
     uint64_t room;        /* a power of two */
@@ -57,6 +61,11 @@ typedef struct ebb__ring {
 /* An empty ring; numbers go on where they were. The books of the last one must be empty. */
 void ebb__ring_begin(ebb__ring *ring, uint64_t bytes);
 void ebb__ring_free(ebb__ring *ring);
+
+static inline uint64_t ebb__ring_size(const ebb__ring *ring)
+{
+    return ring->bytes - ring->low;
+}
 
 /* Where `bytes` would go: at `at`, if that is near enough, or else as near as can be; false: there is no
    room now. */
@@ -90,6 +99,18 @@ uint64_t ebb__ring_free_until(const ebb__ring *ring, uint64_t from, uint64_t end
 uint64_t ebb__ring_used(const ebb__ring *ring);
 uint64_t ebb__ring_out(const ebb__ring *ring);
 
+/* Below `from` and above `to` no cargo is in use. If none is at all, that is the end and the start of the
+   ring. */
+void ebb__ring_in_use(const ebb__ring *ring, uint64_t *from, uint64_t *to);
+
+/* On a range: the number of the oldest cargo that is out and not in use, or 0; and one that is over, is not
+   past yet, and has events, or NULL. */
+uint64_t ebb__ring_unused(const ebb__ring *ring, uint64_t start, uint64_t end);
+ebb__cargo *ebb__ring_read(const ebb__ring *ring, uint64_t start, uint64_t end);
+
+/* What is below `low` or above `bytes` is given up: nothing is out there, past, or has events. */
+void ebb__ring_narrow(ebb__ring *ring, uint64_t low, uint64_t bytes);
+
 /* Which invariant does not hold; 0: all do. */
 int ebb__ring_check(const ebb__ring *ring);
 
@@ -106,18 +127,19 @@ struct ebb_mover {
     ebb_device device; /* open as long as the mover is there */
     CUstream stream;
     _Atomic uint64_t filled, copies; /* added to without the lock */
+    ebb__giver giver;                /* under the device's lock */
     ebb__mutex mu;
     /* under it */
     bool changing;  /* the ring, or the end of it all */
     ebb_vbar vbar;  /* the ring's; 0: none */
-    bool pinned;    /* it is; else it only waits to be destroyed */
+    bool pinned;    /* it is, where the ring is; else it only waits to be destroyed */
     uint64_t base;  /* where the ring begins on the GPU */
     uint64_t size;  /* of the VBAR */
     ebb__ring ring; /* gives no room while it changes */
     ebb__flag *flags;
     uint64_t flag_count; /* events there are, free or not */
     ebb__debt *debts;
-    uint64_t cargoes, staged, waits, no_room;
+    uint64_t cargoes, staged, waits, no_room, given_up;
 };
 
 /*
@@ -136,6 +158,10 @@ ebb_status ebb__mover_raise(ebb_mover *mover, ebb__device *device, CUstream stre
                             ebb__flag **flag);
 void ebb__mover_lower(ebb_mover *mover, ebb__flag *flag);
 
+/* Order the copies to come behind the uses of a cargo that is over, whose events are free then. Under the
+   mover's lock. */
+ebb_status ebb__mover_await(ebb_mover *mover, ebb__device *device, ebb__cargo *cargo);
+
 /* Order the copies to come behind every use of past cargoes that lie on a range, and forget these. Under
    the mover's lock. */
 ebb_status ebb__mover_follow(ebb_mover *mover, ebb__device *device, uint64_t start, uint64_t end);
@@ -150,5 +176,10 @@ ebb_status ebb__mover_pay(ebb_mover *mover);
 
 /* For tests: the same of a mover's ring, and 9 if an event has been lost. */
 int ebb__mover_check(ebb_mover *mover);
+
+/* ---- give.c ---------------------------------------------------------------------------------- */
+
+/* What a mover's giver does: gives up what it can of the ring. */
+uint64_t ebb__mover_give(ebb__giver *giver, uint64_t bytes);
 
 #endif

@@ -16,7 +16,9 @@
  * the waits for it are queued, so a few events serve for ever.
  *
  * The ring is a VBAR, pinned as long as it is the ring: it counts as any weights do, gets its frames as
- * they do, and no fault is needed per cargo. What the core must not take from under a copy into a
+ * they do, and no fault is needed per cargo. Where PyTorch would have to do without, it loses an end, or
+ * both (give.c): that is unpinned then, and goes as any weights do; the rest is the ring, until another
+ * is made. What the core must not take from under a copy into a
  * weight's own pages, it knows from the tickets of the mover's stream, which it is told lasts.
  *
  * The mover's lock is taken before the device's, and held while work is queued, never while anything
@@ -95,19 +97,27 @@ ebb_status ebb__mover_raise(ebb_mover *mover, ebb__device *device, CUstream stre
     return ebb__mover_failed(device, "cuEventRecord", code);
 }
 
+ebb_status ebb__mover_await(ebb_mover *mover, ebb__device *device, ebb__cargo *cargo)
+{
+    while (cargo->done) {
+        ebb__flag *flag = cargo->done;
+        CUresult code = device->driver.cuStreamWaitEvent(mover->stream, flag->event, 0);
+        if (code != CUDA_SUCCESS)
+            return ebb__mover_failed(device, "cuStreamWaitEvent", code);
+        mover->waits++;
+        cargo->done = flag->next;
+        ebb__mover_lower(mover, flag);
+    }
+    return EBB_OK;
+}
+
 ebb_status ebb__mover_follow(ebb_mover *mover, ebb__device *device, uint64_t start, uint64_t end)
 {
     ebb__cargo *past;
     while ((past = ebb__ring_past(&mover->ring, start, end))) {
-        while (past->done) {
-            ebb__flag *flag = past->done;
-            CUresult code = device->driver.cuStreamWaitEvent(mover->stream, flag->event, 0);
-            if (code != CUDA_SUCCESS)
-                return ebb__mover_failed(device, "cuStreamWaitEvent", code);
-            mover->waits++;
-            past->done = flag->next;
-            ebb__mover_lower(mover, flag);
-        }
+        ebb_status status = ebb__mover_await(mover, device, past);
+        if (status != EBB_OK)
+            return status;
         ebb__ring_forget(&mover->ring, past);
     }
     return EBB_OK;
@@ -194,8 +204,9 @@ static ebb_status raze(ebb_mover *mover)
         status = ebb__mover_follow(mover, device, 0, mover->size);
         ebb__os_unlock(&mover->mu);
         ebb__mover_leave(device, &scope);
-        if (status == EBB_OK)
-            status = ebb_vbar_unpin(mover->vbar, 0, mover->size, mover->stream);
+        if (status == EBB_OK && ebb__ring_size(&mover->ring))
+            status = ebb_vbar_unpin(mover->vbar, mover->ring.low, ebb__ring_size(&mover->ring),
+                                    mover->stream);
         if (status != EBB_OK)
             return status;
         mover->pinned = false;
@@ -206,6 +217,10 @@ static ebb_status raze(ebb_mover *mover)
     return status;
 }
 
+/* As much of the ring is in small pages: PyTorch's segments are mostly small, and a page that is in use
+   as a part stays as a whole. More would take the driver too long, when the ring is made. */
+static const uint64_t FINE = UINT64_C(128) << 20;
+
 /* Make the ring of a new VBAR: the most important one there is, so whoever can makes room. */
 static ebb_status build(ebb_mover *mover, uint64_t bytes)
 {
@@ -213,7 +228,7 @@ static ebb_status build(ebb_mover *mover, uint64_t bytes)
     ebb_vbar_stats stats = {.size = sizeof stats};
     ebb_vbar fresh = {0};
     uint64_t signature;
-    ebb_status status = ebb_vbar_create(mover->device, &options, &fresh);
+    ebb_status status = ebb__vbar_create_fine(mover->device, &options, FINE, &fresh);
     if (status != EBB_OK)
         return status;
     mover->vbar = fresh;
@@ -240,7 +255,7 @@ ebb_status ebb_mover_set_ring(ebb_mover *mover, uint64_t bytes)
         status = begin_change(mover);
     if (status != EBB_OK)
         return status;
-    uint64_t before = mover->pinned ? mover->size : 0;
+    uint64_t before = mover->pinned ? ebb__ring_size(&mover->ring) : 0;
     const ebb__device *device = ebb__device_find(mover->device, &status);
     uint64_t least = device ? device->frame_bytes[EBB__SMALL] : 0; /* never changes */
     if (!device || (bytes <= before && before - bytes < least))
@@ -266,6 +281,7 @@ ebb_status ebb_mover_create(ebb_device handle, ebb_mover **mover)
     if (!fresh)
         return EBB_NO_HOST_MEMORY;
     fresh->device = handle;
+    fresh->giver.give = ebb__mover_give;
     ebb__os_mutex_init(&fresh->mu);
     ebb__ring_begin(&fresh->ring, 0);
     ebb__device *device = ebb__device_enter(handle, &scope, &status);
@@ -279,7 +295,9 @@ ebb_status ebb_mover_create(ebb_device handle, ebb_mover **mover)
         device->busy++;
         /* Nobody else queues on it, and what it waits for is outside of captures (cargo.c). */
         status = ebb__stream_keep_locked(device, fresh->stream, EBB_NEVER_CAPTURES);
-        if (status != EBB_OK) {
+        if (status == EBB_OK) {
+            ebb__giver_add_locked(device, &fresh->giver);
+        } else {
             device->driver.cuStreamDestroy(fresh->stream);
             device->busy--;
         }
@@ -340,10 +358,13 @@ static ebb_status dismantle(ebb_mover *mover)
     if (status == EBB_OK) {
         ebb__stream_part_locked(device, mover->stream);
         CUresult code = device->driver.cuStreamDestroy(mover->stream);
-        if (code == CUDA_SUCCESS)
+        if (code == CUDA_SUCCESS) {
+            /* Who asks it now finds no ring. */
+            ebb__giver_remove_locked(device, &mover->giver);
             device->busy--;
-        else
+        } else {
             status = ebb__failed_locked(device, "cuStreamDestroy", code);
+        }
     }
     ebb__leave(device, &scope);
     return status;
@@ -384,7 +405,7 @@ uint64_t ebb_mover_head(ebb_mover *mover)
     if (ebb__mover_there(mover) != EBB_OK)
         return 0;
     ebb__os_lock(&mover->mu);
-    uint64_t head = mover->ring.bytes ? mover->base + mover->ring.head : 0;
+    uint64_t head = ebb__ring_size(&mover->ring) ? mover->base + mover->ring.head : 0;
     ebb__os_unlock(&mover->mu);
     return head;
 }
@@ -411,8 +432,8 @@ ebb_status ebb_mover_get_stats(ebb_mover *mover, ebb_mover_stats *stats)
     ebb__os_lock(&mover->mu);
     *stats = (ebb_mover_stats){
         .size = stats->size,
-        .ring = mover->ring.bytes,
-        .address = mover->ring.bytes ? mover->base : 0,
+        .ring = ebb__ring_size(&mover->ring),
+        .address = ebb__ring_size(&mover->ring) ? mover->base + mover->ring.low : 0,
         .ring_used = ebb__ring_used(&mover->ring),
         .cargoes_out = ebb__ring_out(&mover->ring),
         .cargoes = mover->cargoes,
@@ -421,6 +442,7 @@ ebb_status ebb_mover_get_stats(ebb_mover *mover, ebb_mover_stats *stats)
         .copies = atomic_load(&mover->copies),
         .waits = mover->waits,
         .no_room = mover->no_room,
+        .given_up = mover->given_up,
     };
     ebb__os_unlock(&mover->mu);
     return EBB_OK;

@@ -11,6 +11,7 @@ static ebb__cargo *cargo_number(const ebb__ring *ring, uint64_t number)
 
 void ebb__ring_begin(ebb__ring *ring, uint64_t bytes)
 {
+    ring->low = 0;
     ring->bytes = bytes;
     ring->head = 0;
     ring->next += !ring->next; /* 0 is no cargo */
@@ -33,28 +34,28 @@ static uint64_t room_ends(const ebb__ring *ring)
     return ring->head > tail ? ring->bytes : tail;
 }
 
-/* Whether `bytes` may be at `at`: there is room, and little is skipped. `front` is the room at the start. */
+/* Whether `bytes` may be at `at`: there is room, and little is skipped. At the start, room ends at `front`. */
 static bool near(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t front)
 {
     bool ahead = at >= ring->head;
     uint64_t end = ahead ? room_ends(ring) : front;
-    uint64_t skipped = ahead ? at - ring->head : ring->bytes - ring->head + at;
-    return skipped <= ring->bytes / 8 && at <= end && bytes <= end - at;
+    uint64_t skipped = ahead ? at - ring->head : ring->bytes - ring->head + at - ring->low;
+    return at >= ring->low && skipped <= ebb__ring_size(ring) / 8 && at <= end && bytes <= end - at;
 }
 
 bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t *start)
 {
-    uint64_t front = ring->bytes; /* room at the start */
+    uint64_t front = ring->bytes; /* where the room at the start ends */
     if (ring->first != ring->next) {
         uint64_t tail = cargo_number(ring, ring->first)->start;
-        front = ring->head > tail ? tail : 0;
+        front = ring->head > tail ? tail : ring->low;
     }
     if (near(ring, bytes, at, front))
         *start = at;
     else if (bytes <= room_ends(ring) - ring->head)
         *start = ring->head;
-    else if (bytes <= front)
-        *start = 0;
+    else if (bytes <= front - ring->low)
+        *start = ring->low;
     else
         return false;
     return true;
@@ -155,7 +156,7 @@ uint64_t ebb__ring_used(const ebb__ring *ring)
     if (ring->first == ring->next)
         return 0;
     uint64_t tail = cargo_number(ring, ring->first)->start;
-    return ring->head > tail ? ring->head - tail : ring->bytes - tail + ring->head;
+    return ring->head > tail ? ring->head - tail : ring->bytes - tail + ring->head - ring->low;
 }
 
 uint64_t ebb__ring_out(const ebb__ring *ring)
@@ -164,6 +165,70 @@ uint64_t ebb__ring_out(const ebb__ring *ring)
     for (uint64_t n = ring->first; n != ring->next; n++)
         count += !cargo_number(ring, n)->over;
     return count;
+}
+
+/* ---- giving up an end of it ------------------------------------------------------------------------- */
+
+void ebb__ring_in_use(const ebb__ring *ring, uint64_t *from, uint64_t *to)
+{
+    *from = ring->bytes;
+    *to = ring->low;
+    for (uint64_t n = ring->first; n != ring->next; n++) {
+        const ebb__cargo *cargo = cargo_number(ring, n);
+        if (cargo->over || !cargo->users)
+            continue;
+        *from = *from < cargo->start ? *from : cargo->start;
+        *to = *to > cargo->end ? *to : cargo->end;
+    }
+}
+
+uint64_t ebb__ring_unused(const ebb__ring *ring, uint64_t start, uint64_t end)
+{
+    for (uint64_t n = ring->first; n != ring->next; n++) {
+        const ebb__cargo *cargo = cargo_number(ring, n);
+        if (!cargo->over && !cargo->users && cargo->start < end && cargo->end > start)
+            return n;
+    }
+    return 0;
+}
+
+ebb__cargo *ebb__ring_read(const ebb__ring *ring, uint64_t start, uint64_t end)
+{
+    for (uint64_t n = ring->first; n != ring->next; n++) {
+        ebb__cargo *cargo = cargo_number(ring, n);
+        if (cargo->over && cargo->done && cargo->start < end && cargo->end > start)
+            return cargo;
+    }
+    return NULL;
+}
+
+static uint64_t within(const ebb__ring *ring, uint64_t place)
+{
+    if (place < ring->low)
+        return ring->low;
+    return place < ring->bytes ? place : ring->bytes;
+}
+
+void ebb__ring_narrow(ebb__ring *ring, uint64_t low, uint64_t bytes)
+{
+    ring->low = low;
+    ring->bytes = bytes;
+    ring->head = within(ring, ring->head);
+    uint64_t last = ring->first; /* that keeps its place: the first does, it is out */
+    for (uint64_t n = ring->first; n != ring->next; n++) {
+        ebb__cargo *cargo = cargo_number(ring, n);
+        cargo->start = within(ring, cargo->start);
+        cargo->end = within(ring, cargo->end);
+        if (!cargo->over || cargo->done)
+            last = n;
+    }
+    /* What was dropped last is had again at once, or what is left of the room behind `last` could not be
+       used before that is over. */
+    for (uint64_t n = last; n != ring->next; n++) {
+        ring->head = cargo_number(ring, last)->end;
+        if (n != last)
+            cargo_number(ring, n)->start = cargo_number(ring, n)->end = ring->head;
+    }
 }
 
 /* ---- the checker ---------------------------------------------------------------------------------- */
@@ -177,9 +242,12 @@ static const ebb__cargo *any(const ebb__ring *ring, uint64_t i)
 int ebb__ring_check(const ebb__ring *ring)
 {
     uint64_t count = ring->past_count + (ring->next - ring->first);
+    if (ring->low > ring->bytes || ring->head < ring->low || ring->head > ring->bytes)
+        return 5;
     for (uint64_t i = 0; i < count; i++) {
         const ebb__cargo *a = any(ring, i);
-        if (a->start >= a->end || a->end > ring->bytes)
+        bool nothing = a->start == a->end && a->over && !a->done;
+        if ((a->start >= a->end && !nothing) || a->start < ring->low || a->end > ring->bytes)
             return 1;
         for (uint64_t k = 0; k < i; k++)
             if (any(ring, k)->start < a->end && any(ring, k)->end > a->start)

@@ -358,7 +358,7 @@ static void the_ring_counts_and_weights_make_room_for_it(void)
 static void a_ring_is_given_back_behind_the_work_on_it_and_nothing_else(void)
 {
     haul h;
-    haul_open(&h, 4 * LARGE, LARGE, 2 * LARGE);
+    haul_open(&h, 4 * LARGE, SMALL, 2 * LARGE);
     haul_stage_all(&h);
     CUstream s = core_lasting(&h.c), other = core_lasting(&h.c);
     for (int i = 0; i < 2; i++) {
@@ -367,7 +367,7 @@ static void a_ring_is_given_back_behind_the_work_on_it_and_nothing_else(void)
         uint64_t begin = rig_now();
         haul_use(&h, cargo, &load, length, s);
         CHECK_EQ(rig_kernel("long", 0, 0, 0, rig_forever(), other), 0);
-        CHECK_EQ(ebb_mover_set_ring(h.mover, i ? 0 : 2 * LARGE), EBB_OK);
+        CHECK_EQ(ebb_mover_set_ring(h.mover, i ? 0 : 2 * SMALL), EBB_OK);
         CHECK(rig_took(rig_now() - begin, length));
         CHECK_EQ(h.c.driver.cuStreamQuery(s), CUDA_SUCCESS);
         CHECK_EQ(h.c.driver.cuStreamQuery(other), CUDA_ERROR_NOT_READY);

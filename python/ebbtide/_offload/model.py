@@ -307,7 +307,7 @@ class Model:
             self.tracking = False
         if self.slow:
             # What PyTorch keeps and does not use may be more than this pass needed.
-            _attach.make_room(self.index, self.share.largest, often=True)
+            _attach.make_room(self.index, self.share.of_use(self.station.ring), often=True)
             self.prefetch()
 
     def _busy(self) -> bool:
@@ -410,10 +410,17 @@ class Model:
             load = unit.load
             if load is None or not load.whole or unit.shared:
                 if not self.station.fetch(unit, demand=True):
+                    # Anything is faster than one by one.
+                    if _attach.flush(self.index, unit.bytes - self.station.room()):
+                        continue
                     break
                 load = unit.load
                 assert load is not None
-            load.use(self.mover)
+            try:
+                load.use(self.mover)
+            except _core.Gone:  # it has given way to tensors
+                unit.discard(self.mover)
+                continue
             tensors = unit.at(self.mover, load)
             if unit.enter_with(load, tensors.reals, tensors.ahead):
                 unit.tensors = tensors
@@ -518,6 +525,7 @@ class Model:
     def stats(self) -> dict[str, int]:
         seen: dict[int, int] = {id(b.piece): b.piece.nbytes for b in self.weights.bindings}
         stats = self.mover.stats()
+        self.station.see_ring()
         return {
             "bytes": sum(seen.values()),
             "resident": self.vbar.loaded_size if self.vbar is not None else 0,

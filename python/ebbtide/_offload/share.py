@@ -9,8 +9,6 @@ from ebbtide._offload.station import GRAIN, SLACK, Station
 from ebbtide.vbar import VBAR
 
 PEAKS = 16  # how long tensors' needs are remembered: two or three for a pass
-# Part of a unit, and bytes, by which the ring is smaller: PyTorch's segments are often of 20 MiB.
-SPARE, MOST_SPARE = 8, 32 << 20
 
 
 class Share:
@@ -23,6 +21,7 @@ class Share:
         self.small = 0  # bytes of weights that are on the GPU as plain tensors
         self.firm = 0  # bytes that are to stay whatever happens
         self.given_up = 0  # pages that made room for tensors
+        self.lowest: int | None = None  # the ring's size, if it did since the last look
         self.fits = False
         self.left = 0  # bytes that tensors did not need
         self.room = 0  # bytes for weights that stay
@@ -34,12 +33,23 @@ class Share:
         """How much of the GPU is to be for weights in passing: if the one that comes has to wait
         for the end of the one before with its last part, then the GPU waits for that part, every
         time. Where that much is not left, or it is not known what is left, little more than one.
-        Small weights that are on the GPU all the time are a part of it, and so is what tensors need
-        one time and not another: a ring cannot give way in the middle of a pass."""
+        What tensors need one time and not another is not left out: the ring gives way, in the
+        middle of a pass."""
+        return min(self._whole_ring(), max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
+
+    def _whole_ring(self) -> int:
+        """Small weights that are on the GPU all the time are a part of it."""
         small = _up(self.small) if self.small > GRAIN // 2 else 0
-        spare = min(self.largest // SPARE, MOST_SPARE) // GRAIN * GRAIN
-        wanted = _up(self.slots * self.largest) - small - spare
-        return min(wanted, max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
+        return _up(self.slots * self.largest) - small
+
+    def of_use(self, ring: int) -> int:
+        """How many bytes that become free would be of use: what the ring is short of, or a unit."""
+        short = self._whole_ring() - ring
+        return min(short, self.largest) if short > 0 else self.largest
+
+    def ring_gave_way(self, size: int) -> None:
+        """To tensors: it is of that size now."""
+        self.lowest = size if self.lowest is None else min(self.lowest, size)
 
     def out_of_memory(self) -> None:
         """PyTorch had to do without: whoever tries again gets all there is."""
@@ -53,15 +63,20 @@ class Share:
         size, given_up = stats["bytes"], stats["evictions_for_tensors"]
         segments = _core.attached_stats(station.index) or {"segment_bytes": 0, "before": 0}
         tensors = segments["segment_bytes"] + segments["before"]
+        station.see_ring()
         if self._knows(
             (most, tensors, size, given_up, stats["watermark"], stats["watermark_limit"]),
-            (learning, self.largest, self.small, self.firm, station.ring, len(station.models)),
+            (learning, self.largest, self.small, self.firm),
+            (station.ring, self.lowest, len(station.models)),
         ):
             return
+        # They may have needed more, in between, than they have now.
         if given_up != self.given_up:
-            # They needed more, in between, than they have now.
             tensors = max(tensors, most - SLACK - self.ring_size() - stats["watermark"])
             self.given_up = given_up
+        if self.lowest is not None:
+            tensors = max(tensors, most - self.lowest - stats["watermark"])
+            self.lowest = None
         self.peaks.append(tensors)
         # The ring can be made smaller again, so for it the last pass counts.
         self.left = most - max(list(self.peaks)[-3:])

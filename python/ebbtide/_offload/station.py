@@ -32,6 +32,7 @@ class Station:
         self.device = Device(index)
         self.mover = _core.Mover(self.device)
         self.ring = 0
+        self.given_up = 0  # bytes of rings that have given way to tensors
         self.ring_range = [(0, 0)]  # its addresses; Keep looks at it
         self.refused = 0  # a size that could not be had in this pass
         self.models: weakref.WeakSet[Model] = weakref.WeakSet()
@@ -55,9 +56,22 @@ class Station:
         for model in list(self.models):
             model.drop_loads()
 
+    def see_ring(self) -> None:
+        """How large it is, if it has given way in the meantime."""
+        stats = self.mover.stats()
+        if stats["given_up"] != self.given_up:
+            self.given_up = stats["given_up"]
+            self.ring = stats["ring"]
+            for model in list(self.models):
+                model.share.ring_gave_way(self.ring)
+
+    def _in_use(self) -> bool:
+        models = list(self.models)
+        return any(unit.load and unit.load.used for model in models for unit in model.units)
+
     def set_ring(self, size: int) -> bool:
         """Another size of the ring, if nothing in it is in use."""
-        if any(unit.load and unit.load.used for model in list(self.models) for unit in model.units):
+        if self._in_use():
             return False
         self.drop_loads()
         try:
@@ -78,6 +92,7 @@ class Station:
         """Between passes: a limit that was lowered, or tensors that have grown, make it smaller;
         more room makes it larger."""
         most = max((m.share.ring_size() for m in list(self.models)), default=0)
+        self.see_ring()
         if self.ring > most:
             self.set_ring(most)
         elif 0 < self.ring < most:
@@ -89,12 +104,13 @@ class Station:
         that is not tried without a prospect."""
         models = list(self.models)
         wanted = max((m.share.ring_size() for m in models), default=0)
+        self.see_ring()
         if self.ring >= wanted:
             return False
         least = max(m.share.largest for m in models)
         room = self.room()
         size = wanted if room >= wanted else max((room - SLACK) // GRAIN * GRAIN, least)
-        if size <= self.ring or size == self.refused:
+        if size <= self.ring or size == self.refused or self._in_use():
             return False
         if self.set_ring(size) or (self.ring < least < size and self.set_ring(least)):
             return True

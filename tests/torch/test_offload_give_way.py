@@ -1,0 +1,202 @@
+"""offload(): the ring gives way to tensors, in the middle of a pass, and is whole again later."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+MIB = 1 << 20
+WIDTH = 2048
+UNIT = 4 * WIDTH * WIDTH  # 16 MiB
+COUNT = 10
+
+
+class Block(nn.Module):
+    """One unit. Its forward can need more than usual, which changes nothing of its result."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
+        self.more = []  # bytes of tensors
+        self.kept = None  # where they stay
+
+    def forward(self, h):
+        tensors = [torch.full((size,), 7, dtype=torch.int8, device="cuda") for size in self.more]
+        h = torch.tanh(h @ self.weight)
+        if self.kept is not None:
+            self.kept += tensors
+        for tensor in tensors:
+            h = h + (tensor[-1] - tensor[0])
+        return h
+
+
+class Tight:
+    """A model of which nothing stays resident, with a ring of two units."""
+
+    def __init__(self, room, more=0, **options):
+        self.room, self.x = room, torch.randn(1, WIDTH, device="cuda")
+        self.model = nn.Sequential(*(Block() for _ in range(COUNT)))
+        with torch.no_grad():
+            self.expected = copy.deepcopy(self.model).cuda()(self.x)
+        room.of = lambda model: 4 * MIB + 2 * UNIT + more  # 4: for small activations
+        self.handle = room.offload(self.model, **options)
+        for block in self.model:
+            block.register_forward_hook(self.within_the_limit)
+
+    def within_the_limit(self, module, args, result):
+        assert self.room.held() <= self.room.limit
+
+    def run(self, passes=1):
+        with torch.no_grad():
+            for _ in range(passes):
+                assert torch.equal(self.model(self.x), self.expected)
+                assert self.room.held() <= self.room.limit
+        assert all(u.depth == 0 and u.bare == 0 for u in self.model.forward.model.units)
+
+    def until_whole(self):
+        """When PyTorch has given back what it caches, which is later if it was in vain before."""
+        gc.collect()
+        for _ in range(40):
+            self.run()
+            if self.whole():
+                break
+        self.run(2)
+        return self.whole()
+
+    def whole(self):
+        stats = self.handle.stats()
+        assert stats["largest_unit"] == UNIT
+        assert stats["ring"] == self.moved("ring")
+        return stats["ring"] >= 2 * UNIT and stats["resident"] == 0
+
+    def moved(self, what):
+        return self.model.forward.model.mover.stats()[what]
+
+    def given_up(self):
+        return self.moved("given_up")
+
+
+def test_the_ring_is_two_whole_units(free_room):
+    tight = Tight(free_room)
+    tight.run(4)
+    before = tight.handle.stats()
+    assert tight.whole()
+    tight.run(4)
+    after = tight.handle.stats()
+    assert tight.whole() and tight.given_up() == 0
+    assert after["one_by_one"] == 0
+    assert after["streamed"] - before["streamed"] == 4 * COUNT * UNIT
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("where", [0, 4, COUNT - 1])
+@pytest.mark.parametrize("sizes", [[UNIT * 3 // 4], [2 * MIB] * 4])
+def test_tensors_that_grow_in_the_middle_take_from_the_ring(free_room, sizes, where, kept):
+    tight = Tight(free_room)
+    tight.run(4)
+    assert tight.whole()
+    block = tight.model[where]
+    block.more = sizes
+    block.kept = [] if kept else None
+    tight.run()
+    assert tight.given_up()
+    assert all(bool((t == 7).all()) for t in block.kept or ())
+    block.more, block.kept = [], None
+    assert tight.until_whole()
+    assert tight.handle.stats()["one_by_one"] == 0
+
+
+def test_it_happens_again(free_room):
+    tight = Tight(free_room)
+    tight.run(4)
+    for where in (4, 0):
+        given = tight.given_up()
+        tight.model[where].more = [UNIT]
+        tight.run()
+        assert tight.given_up() > given
+        tight.model[where].more = []
+        assert tight.until_whole()
+    assert tight.handle.stats()["one_by_one"] == 0
+
+
+def test_what_is_gone_before_the_pass_is_over_has_been_needed(free_room):
+    tight = Tight(free_room)
+    tight.run(4)
+    tight.model[4].more = [UNIT * 3 // 4]
+    hook = tight.model[5].register_forward_hook(lambda *_: torch.cuda.empty_cache())
+    tight.run()
+    given = tight.given_up()
+    assert given and not tight.whole()
+    tight.run()
+    assert tight.given_up() == given
+    tight.model[4].more = []
+    hook.remove()
+    assert tight.until_whole()
+
+
+def test_tensors_that_stay_large_take_from_the_ring_once(free_room):
+    tight = Tight(free_room)
+    tight.run(4)
+    tight.model[4].more = [UNIT * 3 // 4]
+    tight.run(4)
+    given = tight.given_up()
+    assert given
+    tight.run(8)
+    assert tight.given_up() == given  # it was made smaller, beforehand
+    assert UNIT <= tight.handle.stats()["ring"] < 2 * UNIT
+    assert tight.handle.stats()["one_by_one"] == 0
+
+
+def test_too_much_is_pytorch_s_own_error_and_costs_nothing(free_room):
+    tight = Tight(free_room)
+    tight.run(4)
+    tight.model[4].more = [3 * UNIT]
+    with pytest.raises(torch.OutOfMemoryError):
+        tight.run()
+    assert tight.given_up() == 0
+    tight.model[4].more = []
+    tight.run(2)
+
+
+def test_weights_come_one_by_one_if_no_unit_is_left_in_the_ring(free_room):
+    tight = Tight(free_room)
+    tight.run(4)
+    kept = tight.model[3].kept = []
+    tight.model[3].more = [UNIT // 2, UNIT // 2, UNIT // 4]
+    tight.run()
+    assert tight.given_up() and kept
+    tight.model[3].more, tight.model[3].kept = [], None
+    kept.clear()
+    assert tight.until_whole()
+
+
+def test_two_threads_and_a_ring_that_comes_and_goes(free_room):
+    tight = Tight(free_room, more=UNIT, prefetch=3)
+    tight.run(3)
+    failures = []
+    over = threading.Event()
+
+    def grow():
+        try:
+            while not over.is_set():
+                tensor = torch.full((UNIT * 3 // 4,), 7, dtype=torch.int8, device="cuda")
+                assert int(tensor[-1]) == 7
+                del tensor
+                torch.cuda.empty_cache()
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    try:
+        tight.run(12)
+    finally:
+        over.set()
+        thread.join()
+    assert failures == []
+    assert tight.given_up()
