@@ -1,0 +1,174 @@
+/* The books of a ring that loses its ends, without a GPU. */
+#include <stdlib.h>
+
+#include "harness.h"
+#include "move.h"
+
+static ebb__flag flags[4096];
+static size_t flag_count;
+
+static uint64_t add(ebb__ring *ring, uint64_t bytes)
+{
+    uint64_t start;
+    REQUIRE(ebb__ring_ready(ring));
+    if (!ebb__ring_place(ring, bytes, UINT64_MAX, &start))
+        return 0;
+    for (ebb__cargo *past; (past = ebb__ring_past(ring, start, start + bytes));)
+        ebb__ring_forget(ring, past);
+    uint64_t number = ebb__ring_add(ring, start, bytes, &flags[flag_count++ % 4096]);
+    CHECK_EQ(ebb__ring_check(ring), 0);
+    return number;
+}
+
+static uint64_t start_of(const ebb__ring *ring, uint64_t number)
+{
+    const ebb__cargo *cargo = ebb__ring_find(ring, number);
+    REQUIRE(cargo);
+    return cargo->start;
+}
+
+static void over(ebb__ring *ring, uint64_t number, ebb__flag *done)
+{
+    ebb__cargo *cargo = ebb__ring_find(ring, number);
+    REQUIRE(cargo);
+    cargo->done = done;
+    CHECK(ebb__ring_over(ring, cargo));
+}
+
+static void places_go_round_between_the_new_ends(void)
+{
+    ebb__ring ring = {0};
+    uint64_t at;
+    ebb__ring_begin(&ring, 100);
+    uint64_t a = add(&ring, 40), b = add(&ring, 60);
+    over(&ring, a, NULL);
+    ebb__ring_find(&ring, b)->users = 1;
+    ebb__ring_narrow(&ring, 20, 100); /* a's place, or half of it */
+    CHECK_EQ(ebb__ring_check(&ring), 0);
+    CHECK_EQ(ebb__ring_used(&ring), 60);
+    CHECK(!ebb__ring_place(&ring, 21, UINT64_MAX, &at));
+    CHECK(!ebb__ring_place(&ring, 21, 10, &at)); /* what was given up is no place */
+    uint64_t c = add(&ring, 20);
+    CHECK_EQ(start_of(&ring, c), 20);
+    CHECK_EQ(ebb__ring_used(&ring), 80);
+    over(&ring, b, NULL);
+    ebb__ring_narrow(&ring, 20, 70);
+    uint64_t d = add(&ring, 30);
+    CHECK_EQ(start_of(&ring, d), 40);
+    CHECK(!add(&ring, 1));
+    over(&ring, c, NULL);
+    uint64_t e = add(&ring, 15);
+    CHECK_EQ(start_of(&ring, e), 20);
+    CHECK(ebb__ring_place(&ring, 5, 18, &at) && at == 35); /* below the ring */
+    over(&ring, e, NULL);
+    over(&ring, d, NULL);
+    uint64_t f = add(&ring, 33);
+    CHECK_EQ(ring.head, 68);
+    CHECK(ebb__ring_place(&ring, 5, 18, &at) && at == 20); /* near, and below the ring */
+    CHECK(ebb__ring_place(&ring, 5, 22, &at) && at == 22);
+    over(&ring, f, NULL);
+    ebb__ring_begin(&ring, 50);
+    CHECK_EQ(start_of(&ring, add(&ring, 50)), 0);
+    ebb__ring_free(&ring);
+}
+
+static void what_was_dropped_last_is_room_again(void)
+{
+    ebb__ring ring = {0};
+    ebb__flag read = {0};
+    uint64_t from, to;
+    ebb__ring_begin(&ring, 100);
+    uint64_t a = add(&ring, 30), b = add(&ring, 10), c = add(&ring, 20), d = add(&ring, 40);
+    ebb__ring_in_use(&ring, &from, &to);
+    CHECK(from == 100 && to == 0);
+    ebb__ring_find(&ring, a)->users = 1;
+    ebb__ring_in_use(&ring, &from, &to);
+    CHECK(from == 0 && to == 30);
+    CHECK_EQ(ebb__ring_unused(&ring, 0, 30), 0);
+    CHECK_EQ(ebb__ring_unused(&ring, 35, 100), b);
+    CHECK_EQ(ebb__ring_unused(&ring, 60, 61), d);
+    over(&ring, b, &read);
+    CHECK(ebb__ring_read(&ring, 0, 31) && !ebb__ring_read(&ring, 40, 100));
+    over(&ring, c, NULL);
+    over(&ring, d, NULL);
+    ebb__ring_narrow(&ring, 0, 70);
+    CHECK_EQ(ebb__ring_check(&ring), 0);
+    CHECK_EQ(ring.head, 40); /* behind b, which has been read */
+    CHECK(!ebb__ring_find(&ring, d));
+    uint64_t e = add(&ring, 30);
+    CHECK_EQ(start_of(&ring, e), 40);
+    CHECK(e != c && e != d); /* whoever knows these does not find another */
+    CHECK(!add(&ring, 1));
+    over(&ring, a, NULL);
+    CHECK_EQ(ring.past_count, 1);
+    ebb__ring_free(&ring);
+}
+
+/* Anything, in any order, as long as nothing that is in use is given up. */
+static void books_in_a_storm(void)
+{
+    static ebb__flag read;
+    unsigned given = 0, round = 0, wrapped = 0;
+    for (unsigned seed = 1; seed <= 200; seed++) {
+        unsigned state = seed;
+        ebb__ring ring = {0};
+        ebb__ring_begin(&ring, 64);
+        for (int step = 0; step < 200; step++) {
+            uint64_t n = ring.first + (unsigned)rand_r(&state) % (ring.next - ring.first + 1);
+            ebb__cargo *cargo = ebb__ring_find(&ring, n);
+            switch (rand_r(&state) % 8) {
+            case 0:
+            case 1:
+            case 2:
+                round += add(&ring, 1 + (unsigned)rand_r(&state) % 20) != 0;
+                break;
+            case 3:
+                if (cargo)
+                    cargo->users = 1;
+                break;
+            case 4:
+            case 5:
+                if (cargo)
+                    over(&ring, n, cargo->users ? &read : NULL);
+                break;
+            case 6: {
+                uint64_t from, to, some = 1 + (unsigned)rand_r(&state) % 4;
+                bool below = rand_r(&state) % 2;
+                ebb__ring_in_use(&ring, &from, &to);
+                if (ebb__ring_size(&ring) <= some ||
+                    (below ? ring.low + some > from : ring.bytes - some < to))
+                    break;
+                uint64_t start = below ? ring.low : ring.bytes - some, end = start + some;
+                ebb__cargo *gone;
+                while ((n = ebb__ring_unused(&ring, start, end)))
+                    over(&ring, n, NULL);
+                while ((gone = ebb__ring_past(&ring, start, end)))
+                    ebb__ring_forget(&ring, gone);
+                while ((gone = ebb__ring_read(&ring, start, end)))
+                    gone->done = NULL;
+                ebb__ring_narrow(&ring, below ? end : ring.low, below ? ring.bytes : start);
+                given++;
+                wrapped += ring.first != ring.next && ring.head <= from;
+                break;
+            }
+            default:
+                while (ring.past_count)
+                    ebb__ring_forget(&ring, ring.past);
+                if (!ebb__ring_out(&ring) && rand_r(&state) % 4 == 0)
+                    ebb__ring_begin(&ring, 64);
+            }
+            CHECK_EQ(ebb__ring_check(&ring), 0);
+            CHECK(ebb__ring_used(&ring) <= ebb__ring_size(&ring));
+        }
+        ebb__ring_free(&ring);
+    }
+    CHECK(given > 500 && round > 1000 && wrapped > 100);
+}
+
+int main(void)
+{
+    RUN(places_go_round_between_the_new_ends);
+    RUN(what_was_dropped_last_is_room_again);
+    RUN(books_in_a_storm);
+    return REPORT();
+}
