@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import functools
 import gc
-import itertools
 import json
 import operator
 import statistics
@@ -120,48 +119,45 @@ def used() -> int:
     return total - free
 
 
-SHORT = 100  # milliseconds; shorter steps are mostly the host's
-
-
-def timed(function: Callable[[], Any], steps: int, fastest: bool = False) -> float:
-    """Milliseconds of a step, of several in a row, by the GPU's clock: the mean, or the fastest.
+def timed(function: Callable[[], Any], steps: int) -> float:
+    """Milliseconds of one of several steps in a row, by the GPU's clock.
 
     One goes before: what is brought ahead of a step is brought during the one before it, and so the
     clock must neither start with everything there nor stop while something is still to come.
     """
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     function()
-    marks[0].record()
-    for mark in marks[1:]:
+    start.record()
+    for _ in range(steps):
         function()
-        mark.record()
+    end.record()
     torch.cuda.synchronize()
-    if fastest:
-        return min(one.elapsed_time(next_) for one, next_ in itertools.pairwise(marks))
-    return marks[0].elapsed_time(marks[-1]) / steps
+    return start.elapsed_time(end) / steps
 
 
 class Turns:
     """Measurements that are taken in turn, round by round; every other one backwards, so that what
     gets slower or faster meanwhile does so for all.
 
-    A short step is the host's, and on a shared machine that is half as fast at times, because of a
-    neighbour: of such steps, the fastest of a few in a row counts, for all alike. Then medians:
-    of times, and of the ratios of what was measured in the same round."""
+    Short steps are the host's, and on a shared machine that is half as fast for some seconds,
+    because of a neighbour. So the quicker half of the rounds counts, by the time that a round took
+    in all: what is compared is not what they are chosen by. Of these, medians: of times, and of
+    the ratios of what was measured in the same round."""
 
     def __init__(
         self, functions: dict[str, Callable[[], Any]], once: float, seconds: float
     ) -> None:
-        short = once < SHORT
-        steps = 1 if options.small else 4 if short else 3
+        steps = 2 if options.small else 3
         rounds = int(seconds * 1e3 / (len(functions) * (steps + 1) * max(once, 1e-3)))
         rounds = options.rounds or (2 if options.small else max(3, min(60, rounds)))
         turns = list(functions.items())
-        self.rounds = []
+        found = []
         for i in range(rounds):
             order = turns if i % 2 else turns[::-1]
-            self.rounds.append({name: timed(f, steps, short) for name, f in order})
+            found.append({name: timed(f, steps) for name, f in order})
+        found.sort(key=lambda round_: sum(round_.values()))
+        self.rounds = found[: -(-rounds // 2)]
 
     def median(self, value: str | Callable[[dict[str, float]], float]) -> float:
         of = value if callable(value) else operator.itemgetter(value)
@@ -169,8 +165,7 @@ class Turns:
 
     def spread(self, value: Callable[[dict[str, float]], float]) -> str:
         values = [value(round_) for round_ in self.rounds]
-        low, _, high = statistics.quantiles(values, n=4)
-        return f"half of {len(values)} rounds between {low:.1f} and {high:.1f} %"
+        return f"{len(values)} rounds between {min(values):.1f} and {max(values):.1f} %"
 
 
 class Link:
@@ -328,15 +323,13 @@ def on_tokens(
     def resident() -> Any:
         return plain.model(*inputs)
 
-    turns = Turns(
-        {
-            "step": offloaded,
-            "resident_step": resident,
-            "resident_step_beside_copies": link.beside(resident, to_stream),
-        },
-        timed(offloaded, 1),
-        8,
-    )
+    functions = {
+        "step": offloaded,
+        "resident_step": resident,
+        "resident_step_beside_copies": link.beside(resident, to_stream),
+    }
+    once = timed(offloaded, 1)
+    turns = Turns(functions, once, 12 if once < 100 else 8)
     watch.look()
     same = same and equal(flat(model(*inputs)), plain.known[tokens])
     stats = handle.stats()
