@@ -19,13 +19,15 @@ import contextlib
 import functools
 import gc
 import json
+import math
 import operator
+import os
 import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import offload_models as models
 import torch
@@ -136,28 +138,69 @@ def timed(function: Callable[[], Any], steps: int) -> float:
     return start.elapsed_time(end) / steps
 
 
+def spin() -> float:
+    """How long a little of Python takes, on the processor that it is on."""
+    took = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for _ in range(10_000):
+            pass
+        took.append(time.perf_counter() - start)
+    return min(took)
+
+
+class Core:
+    """A processor to measure on. Short steps are the host's, and on a shared machine some of its
+    processors are half as fast for some seconds, because of a neighbour. So before a round the
+    quickest is taken, for all that is measured in it; and a round in which it was disturbed does
+    not count. What tells is a loop of Python's, not what is measured."""
+
+    best: ClassVar[float] = math.inf  # so long it has taken on one that was quiet, at some time
+
+    def __init__(self) -> None:
+        fixed = options.small or not hasattr(os, "sched_setaffinity")
+        self.all = [] if fixed else sorted(os.sched_getaffinity(0))
+
+    def take(self) -> None:
+        speeds = {}
+        for number in self.all:
+            os.sched_setaffinity(0, {number})
+            speeds[number] = spin()
+        if speeds:
+            number = min(speeds, key=speeds.__getitem__)
+            os.sched_setaffinity(0, {number})
+            Core.best = min(Core.best, speeds[number])
+
+    def is_quiet(self) -> bool:
+        return not self.all or spin() < 1.1 * self.best
+
+    def leave(self) -> None:
+        if self.all:
+            os.sched_setaffinity(0, self.all)
+
+
 class Turns:
     """Measurements that are taken in turn, round by round; every other one backwards, so that what
-    gets slower or faster meanwhile does so for all.
+    gets slower or faster meanwhile does so for all. Of the rounds in which the host was not
+    disturbed, if there are three, medians: of times, and of the ratios of what was measured in the
+    same round."""
 
-    Short steps are the host's, and on a shared machine that is half as fast for some seconds,
-    because of a neighbour. So the quicker half of the rounds counts, by the time that a round took
-    in all: what is compared is not what they are chosen by. Of these, medians: of times, and of
-    the ratios of what was measured in the same round."""
-
-    def __init__(
-        self, functions: dict[str, Callable[[], Any]], once: float, seconds: float
-    ) -> None:
+    def __init__(self, functions: dict[str, Callable[[], Any]], seconds: float) -> None:
         steps = 2 if options.small else 3
-        rounds = int(seconds * 1e3 / (len(functions) * (steps + 1) * max(once, 1e-3)))
-        rounds = options.rounds or (2 if options.small else max(3, min(60, rounds)))
-        turns = list(functions.items())
-        found = []
-        for i in range(rounds):
-            order = turns if i % 2 else turns[::-1]
-            found.append({name: timed(f, steps) for name, f in order})
-        found.sort(key=lambda round_: sum(round_.values()))
-        self.rounds = found[: -(-rounds // 2)]
+        turns, core = list(functions.items()), Core()
+        quiet, others = [], []
+        start = time.perf_counter()
+        least, most = (1, 1) if options.small else (3, options.rounds or 60)
+        while (count := len(quiet) + len(others)) < least or (
+            count < most and time.perf_counter() - start < seconds
+        ):
+            core.take()
+            order = turns if count % 2 else turns[::-1]
+            found = {name: timed(f, steps) for name, f in order}
+            (quiet if core.is_quiet() else others).append(found)
+        core.leave()
+        self.disturbed = len(others)
+        self.rounds = quiet if len(quiet) >= 3 else quiet + others
 
     def median(self, value: str | Callable[[dict[str, float]], float]) -> float:
         of = value if callable(value) else operator.itemgetter(value)
@@ -165,7 +208,8 @@ class Turns:
 
     def spread(self, value: Callable[[dict[str, float]], float]) -> str:
         values = [value(round_) for round_ in self.rounds]
-        return f"{len(values)} rounds between {min(values):.1f} and {max(values):.1f} %"
+        words = f"{len(values)} rounds between {min(values):.1f} and {max(values):.1f} %"
+        return f"{words}; {self.disturbed} were disturbed"
 
 
 class Link:
@@ -188,17 +232,27 @@ class Link:
     def beside(self, function: Callable[[], Any], size: int) -> Callable[[], Any]:
         """The function, and beside it copies of so many bytes."""
 
+        copies = self.only(size)
+
         def both() -> Any:
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
-                left = size
-                while left > 0:
-                    part = min(left, self.size)
-                    self.target[:part].copy_(self.host[:part], non_blocking=True)
-                    left -= part
+                copies()
             return function()
 
         return both
+
+    def only(self, size: int) -> Callable[[], Any]:
+        """Copies of so many bytes."""
+
+        def copies() -> None:
+            left = size
+            while left > 0:
+                part = min(left, self.size)
+                self.target[:part].copy_(self.host[:part], non_blocking=True)
+                left -= part
+
+        return copies
 
 
 def flat(result: Any) -> list[torch.Tensor]:
@@ -327,16 +381,15 @@ def on_tokens(
         "step": offloaded,
         "resident_step": resident,
         "resident_step_beside_copies": link.beside(resident, to_stream),
+        "link_time": link.only(to_stream),
     }
-    once = timed(offloaded, 1)
-    turns = Turns(functions, once, 12 if once < 100 else 8)
+    turns = Turns(functions, 9)
     watch.look()
     same = same and equal(flat(model(*inputs)), plain.known[tokens])
     stats = handle.stats()
-    link_time = to_stream / link.rate * 1e3
 
     def bound(turn: dict[str, float]) -> float:
-        return max(link_time, turn["resident_step_beside_copies"])
+        return max(turn["link_time"], turn["resident_step_beside_copies"])
 
     def share_of_bound(turn: dict[str, float]) -> float:
         return bound(turn) / turn["step"] * 100
@@ -346,7 +399,6 @@ def on_tokens(
         **{name: turns.median(name) for name in turns.rounds[0]},
         "bound": turns.median(bound),
         "share_of_bound": turns.median(share_of_bound),
-        "link_time": link_time,
         "streamed": (stats["streamed"] + stats["filled"] - before) / (counted + 1) / MIB,
         "to_stream": to_stream / MIB,
         "held": watch.held / MIB,
@@ -401,7 +453,7 @@ def resident_of(kind: models.Kind) -> None:
             "plain": lambda inputs=inputs: plain.model(*inputs),
             "offloaded": lambda inputs=inputs: model(*inputs),
         }
-        turns = Turns(functions, timed(functions["plain"], 1), 15)
+        turns = Turns(functions, 10)
 
         def more(turn: dict[str, float]) -> float:
             return (turn["offloaded"] / turn["plain"] - 1) * 100
