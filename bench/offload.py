@@ -138,6 +138,9 @@ def timed(function: Callable[[], Any], steps: int) -> float:
     return start.elapsed_time(end) / steps
 
 
+SHORT = 100  # milliseconds; shorter steps are mostly the host's
+
+
 def spin() -> float:
     """How long a little of Python takes, on the processor that it is on."""
     took = []
@@ -150,29 +153,41 @@ def spin() -> float:
 
 
 class Core:
-    """A processor to measure on. Short steps are the host's, and on a shared machine some of its
-    processors are half as fast for some seconds, because of a neighbour. So before a round the
-    quickest is taken, for all that is measured in it; and a round in which it was disturbed does
-    not count. What tells is a loop of Python's, not what is measured."""
+    """A processor to measure on. Short steps are the host's, and on a shared machine any of its
+    processors may be half as fast, for a fraction of a second or for minutes, because of a
+    neighbour. So one that is quick is taken; and what was measured while it was disturbed is
+    measured again. What tells is a loop of Python's before and after, not what is measured."""
 
     best: ClassVar[float] = math.inf  # so long it has taken on one that was quiet, at some time
+    TRIES = 4
 
     def __init__(self) -> None:
         fixed = options.small or not hasattr(os, "sched_setaffinity")
         self.all = [] if fixed else sorted(os.sched_getaffinity(0))
 
     def take(self) -> None:
+        """The quickest there is now, if this one is not quiet."""
+        if self.is_quiet():
+            return
         speeds = {}
         for number in self.all:
             os.sched_setaffinity(0, {number})
             speeds[number] = spin()
-        if speeds:
-            number = min(speeds, key=speeds.__getitem__)
-            os.sched_setaffinity(0, {number})
-            Core.best = min(Core.best, speeds[number])
+        number = min(speeds, key=speeds.__getitem__)
+        os.sched_setaffinity(0, {number})
+        Core.best = min(Core.best, speeds[number])
 
     def is_quiet(self) -> bool:
-        return not self.all or spin() < 1.1 * self.best
+        return not self.all or spin() < 1.1 * self.best < math.inf
+
+    def timed(self, function: Callable[[], Any], steps: int) -> tuple[float, bool]:
+        """Milliseconds of a step, and whether nobody disturbed it."""
+        for _ in range(self.TRIES):
+            self.take()
+            took = timed(function, steps)
+            if quiet := self.is_quiet():
+                break
+        return took, quiet
 
     def leave(self) -> None:
         if self.all:
@@ -186,18 +201,19 @@ class Turns:
     same round."""
 
     def __init__(self, functions: dict[str, Callable[[], Any]], seconds: float) -> None:
-        steps = 2 if options.small else 3
         turns, core = list(functions.items()), Core()
+        once = 0 if options.small else timed(turns[0][1], 1)
+        steps = 2 if options.small else 1 if once < SHORT else 3
+        least, most = (1, 1) if options.small else (3, options.rounds or 100)
         quiet, others = [], []
         start = time.perf_counter()
-        least, most = (1, 1) if options.small else (3, options.rounds or 60)
         while (count := len(quiet) + len(others)) < least or (
             count < most and time.perf_counter() - start < seconds
         ):
-            core.take()
             order = turns if count % 2 else turns[::-1]
-            found = {name: timed(f, steps) for name, f in order}
-            (quiet if core.is_quiet() else others).append(found)
+            found = {name: core.timed(f, steps) for name, f in order}
+            calm = all(undisturbed for _, undisturbed in found.values())
+            (quiet if calm else others).append({name: took for name, (took, _) in found.items()})
         core.leave()
         self.disturbed = len(others)
         self.rounds = quiet if len(quiet) >= 3 else quiet + others
@@ -208,8 +224,9 @@ class Turns:
 
     def spread(self, value: Callable[[dict[str, float]], float]) -> str:
         values = [value(round_) for round_ in self.rounds]
-        words = f"{len(values)} rounds between {min(values):.1f} and {max(values):.1f} %"
-        return f"{words}; {self.disturbed} were disturbed"
+        low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+        words = f"{middle:.1f} %, half of {len(values)} rounds from {low:.1f} to {high:.1f}"
+        return f"{words}; {self.disturbed} more were disturbed"
 
 
 class Link:
