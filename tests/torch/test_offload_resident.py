@@ -378,3 +378,34 @@ def test_a_load_is_told_what_it_belongs_to():
             method(None)
     with pytest.raises(TypeError):
         load.advance(None, None, True)
+
+
+@torch.no_grad()
+def test_runs_of_small_layers_stay_as_a_whole_where_most_of_the_model_does(free_room, monkeypatch):
+    monkeypatch.setattr("ebbtide._offload.units.RUN_PARTS", 12)
+    model = nn.Sequential(*(nn.Linear(192, 192) for _ in range(800)))  # 112 MiB
+    inputs = x(192)
+    expected = copy.deepcopy(model).cuda()(inputs)
+    free_room.of = lambda model: 104 * MIB
+    free_room.offload(model)
+    ours = inside(model)
+
+    def partly():
+        for _ in range(20):
+            assert torch.equal(model(inputs), expected)
+        assert all(u.small for u in ours.units[:-1])
+        return [u for u in ours.units if 0 < u.resident < u.bytes]
+
+    assert len(partly()) <= 1 and ours.runs_stay
+    some = sum(u.resident == u.bytes for u in ours.units)
+    assert len(ours.units) / 3 < some < len(ours.units)
+    planned = []
+    plain = Model.plan
+    monkeypatch.setattr(Model, "plan", lambda self: planned.append(1) or plain(self))
+    with free_room.device() as device:
+        with contextlib.suppress(_core.Busy):
+            device.limit = free_room.limit - 48 * MIB
+        assert len(partly()) >= len(ours.units) / 3 and not ours.runs_stay
+        device.limit = free_room.limit
+        assert len(partly()) <= 1 and ours.runs_stay
+    assert len(planned) == 2

@@ -31,6 +31,7 @@ def place(
     bindings: dict[nn.Module, list[Binding]],
     pinned: list[str],
     fits: bool,
+    runs_stay: bool,
 ) -> tuple[dict[int, int], int, int]:
     """By piece its offset in the VBAR; how large that is; and how much of it, at its start, is to
     stay whatever happens."""
@@ -49,7 +50,11 @@ def place(
     ]
     rest = [c for c in choices if c not in (*firm, *spans, *looked_up)]
     groups = [_pieces(c, bindings) for c in firm + spans + looked_up]
-    parts = [part for c in rest for part in _parts(c, _pieces(c, bindings), fits)]
+    parts = [
+        part
+        for c in rest
+        for part in _parts(_pieces(c, bindings), fits or (runs_stay and c.is_small))
+    ]
     groups += [parts[i] for i in spread([sum(p.nbytes for p in part) for part in parts])]
     offsets: dict[int, int] = {}
     at = kept = 0
@@ -78,6 +83,7 @@ def make_units(
         held = [b for module in choice.owners for b in bindings[module]]
         unit = Unit(choice, vbar, held, offsets, tied)
         unit.model = weakref.ref(model)
+        unit.others_stay = model.runs_stay and choice.is_small
         made.append(unit)
     for choice, unit in zip(choices, made, strict=True):
         _put_gates(model, choice, unit)
@@ -91,11 +97,12 @@ def _pieces(choice: units.Choice, bindings: dict[nn.Module, list[Binding]]) -> l
     return list(found.values())
 
 
-def _parts(choice: units.Choice, pieces: list[Piece], fits: bool) -> list[list[Piece]]:
+def _parts(pieces: list[Piece], whole: bool) -> list[list[Piece]]:
     """What of a unit stays together. If a part of every unit stays, rather than every so many
-    units, the others come evenly, and more of them are in the ring; but where all of them stay, to
-    go into one that is in one piece is cheaper."""
-    if fits:
+    units, the others come evenly, and more of them are in the ring. But to go into one of which
+    all is there is cheaper: so where all of them stay; or most of those of many small layers, which
+    leave the host no time, and the link enough."""
+    if whole:
         return [pieces]
     target = sum(p.nbytes for p in pieces) // SPREAD
     parts: list[list[Piece]] = [[]]

@@ -10,6 +10,7 @@ end       what a pass has shown is learned: another order, modules that nobody c
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import weakref
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ from ebbtide._offload.station import Station
 from ebbtide._offload.unit import Binding, Unit
 from ebbtide.vbar import VBAR
 
+# Part of a model, that stays, above which runs of small layers do so as a whole; and how much less
+# it has to be for that to be over.
+MOST, AGAIN = 0.5, 0.125
 TRIES = 8  # passes after which is tried whether more can stay, where nothing tells that it can
 STRANGE = 3  # passes in another order, each time, after which the layout is thought over
 
@@ -60,6 +64,8 @@ class Model:
         self.learning = not order
         self.unclean = False  # something has changed: plan again
         self.coarse = False  # units are as for a model that fits
+        self.runs_stay = False  # those of many small layers stay as a whole, or not at all
+        self.enough = (math.inf, math.inf)  # bytes that stay for which they are to; and still are
         self.slow = 0  # slow entries in this pass
         self.slow_entries = self.bare_entries = 0  # in all
         self.before: object = None  # what was as it is now for so many
@@ -201,7 +207,10 @@ class Model:
         self, choices: list[units.Choice], bindings: dict[nn.Module, list[Binding]]
     ) -> None:
         share = self.share
-        offsets, size, share.firm = layout.place(choices, bindings, self.pinned, share.fits)
+        self.runs_stay = self._runs_should_stay(choices)
+        offsets, size, share.firm = layout.place(
+            choices, bindings, self.pinned, share.fits, self.runs_stay
+        )
         if not size:
             self.vbar = None
             return
@@ -209,6 +218,14 @@ class Model:
         self.keep = Keep((self.vbar.address, self.vbar.address + size), self.station.ring_range)
         self.units = layout.make_units(self, choices, bindings, self.vbar, offsets)
         self.settled, self.before = False, None
+
+    def _runs_should_stay(self, choices: Sequence[units.Choice] | None = None) -> bool:
+        """Whether units of many small layers, if there are any, are to stay as a whole."""
+        if choices is not None:
+            size = sum(c.bytes for c in choices)
+            some = any(c.is_small for c in choices)
+            self.enough = (size * MOST, size * (MOST - AGAIN)) if some else (math.inf, math.inf)
+        return self.share.likely >= self.enough[self.runs_stay]
 
     def balance(self) -> None:
         """How much of the GPU is for weights that stay, as far as is known by now."""
@@ -299,6 +316,8 @@ class Model:
             self.plan()
         elif self.coarse and not self.share.fits and not self.unclean:
             self.plan()  # smaller units, which can come in time
+        elif not self.unclean and self._runs_should_stay() != self.runs_stay:
+            self.plan()
         elif self.unclean or self.strange >= STRANGE:
             self.strange = 0
             self.learning = True

@@ -25,6 +25,7 @@ class Share:
         self.fits = False
         self.left = 0  # bytes that tensors did not need
         self.room = 0  # bytes for weights that stay
+        self.likely = 0  # the same, as far as can be said while a pass is being learned from
         self.cautious = 0  # times that nothing is to stay
         self._seen: object = None  # what was found the last time,
         self._same = 0  # and how many times in a row
@@ -81,6 +82,7 @@ class Share:
         # The ring can be made smaller again, so for it the last pass counts.
         self.left = most - max(list(self.peaks)[-3:])
         room = most - SLACK - max(self.peaks)
+        self.likely = room if room >= size else max(room - self._whole_ring(), 0)
         unknown = learning and room < size + 4 * self.largest + size // 8
         if unknown or self.cautious:
             self.cautious = max(self.cautious - 1, 0)

@@ -125,12 +125,14 @@ class Station:
     def portion(self, unit: Unit) -> int:
         """How much of a unit is sent for together. In parts, so that all of the ring is used, and
         what comes last does not come late; in larger ones if some of the unit is resident, for then
-        the ring has room for more than two. Many small layers leave the host no time for that: they
-        come in one or two, as long as the ring has room for others beside them."""
+        the ring has room for more than two, or most others are. Many small layers leave the host no
+        time for that: they come in one or two, as long as the ring has room for others beside
+        them."""
         missing = unit.bytes - unit.resident
         if unit.small and missing <= self.ring // 2:
             return max(missing // 2 if missing > self.ring // 3 else missing, 1)
-        return max(unit.bytes // (CHUNKS // 2 if missing < unit.bytes else CHUNKS), 1)
+        few = missing < unit.bytes or unit.others_stay
+        return max(unit.bytes // (CHUNKS // 2 if few else CHUNKS), 1)
 
     def fetch(self, unit: Unit, demand: bool = False) -> bool:
         """Send for a unit, or for what is missing: whether all of it is there, or on its way."""

@@ -149,7 +149,8 @@ class Unit(_core.Unit):
         self.names = choice.names  # of its members
         self.span = choice.span
         self.run = len(choice.members) > 1
-        self.small = len(choice.members) >= units.MANY  # what each takes, on the GPU, is little
+        self.small = choice.is_small
+        self.others_stay = False  # most like it stay, as a whole
         self.bytes = sum(g.bytes for g in self.groups)
         self.bindings = bindings
         self.load: _core.Load | None = None

@@ -50,6 +50,11 @@ class Choice:
     owners: list[nn.Module] = field(default_factory=list)  # modules that hold its weights
 
     @property
+    def is_small(self) -> bool:
+        """It is of many small layers: what each takes, on the GPU, is little."""
+        return len(self.members) >= MANY
+
+    @property
     def name(self) -> str:
         if len(self.names) == 1:
             return self.names[0] or "(model)"
