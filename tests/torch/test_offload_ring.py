@@ -1,0 +1,62 @@
+"""offload(): the ring where it cannot be had, and where a unit's way into it, or out, fails."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+import ebbtide
+
+MIB = 1 << 20
+WIDTH = 2048
+UNIT = 4 * WIDTH * WIDTH  # 16 MiB
+
+
+class Block(nn.Module):
+    """One unit, of some weights of as many rows each."""
+
+    def __init__(self, *rows):
+        super().__init__()
+        for number, count in enumerate(rows):
+            weight = nn.Parameter(torch.randn(count, WIDTH) / WIDTH**0.5)
+            self.register_parameter(f"weight{number}", weight)
+        self.count = len(rows)
+
+    def forward(self, h):
+        parts = [h @ getattr(self, f"weight{i}").t() for i in range(self.count)]
+        return torch.tanh(h + torch.cat(parts, dim=-1).sum())
+
+
+class Streaming:
+    """A model of which nothing stays resident."""
+
+    def __init__(self, room, size, blocks, **options):
+        self.x = torch.randn(1, WIDTH, device="cuda")
+        self.model = nn.Sequential(*(Block(*rows) for rows in blocks))
+        with torch.no_grad():
+            self.expected = copy.deepcopy(self.model).cuda()(self.x)
+        room.of = lambda model: size
+        self.handle = room.offload(self.model, **options)
+        self.ours = self.model.forward.model
+
+    def run(self, passes=1):
+        with torch.no_grad():
+            for _ in range(passes):
+                assert torch.equal(self.model(self.x), self.expected)
+        assert all(u.depth == 0 and u.bare == 0 for u in self.ours.units)
+        assert not self.ours.station._in_use()
+
+
+def test_a_ring_that_could_not_be_had_is_tried_for_again(free_room):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH]] * 10)
+    with ebbtide.Device(0) as device, ebbtide.VBAR(device, UNIT // 2) as other:
+        streaming.ours.station.set_ring(0)
+        weight = other.alloc(UNIT // 2)
+        assert weight.fault()  # somebody else's, in use
+        streaming.run(20)
+        assert UNIT <= streaming.handle.stats()["ring"] < 2 * UNIT
+        weight.unpin()
+    streaming.run(20)
+    assert streaming.handle.stats()["ring"] == 2 * UNIT
