@@ -12,6 +12,7 @@ import ebbtide
 MIB = 1 << 20
 WIDTH = 2048
 UNIT = 4 * WIDTH * WIDTH  # 16 MiB
+UNEVEN = [[WIDTH // 4] * 4, [WIDTH * 5 // 8]] * 6  # 16 MiB in four pieces, 10 in one
 
 
 class Block(nn.Module):
@@ -60,3 +61,24 @@ def test_a_ring_that_could_not_be_had_is_tried_for_again(free_room):
         weight.unpin()
     streaming.run(20)
     assert streaming.handle.stats()["ring"] == 2 * UNIT
+
+
+def test_a_larger_ring_is_refused_while_a_unit_is_waited_for(free_room):
+    streaming = Streaming(free_room, 2 * MIB + 2 * UNIT, UNEVEN)
+    with ebbtide.Device(0) as device, ebbtide.VBAR(device, UNIT) as other:
+        streaming.ours.station.set_ring(0)
+        weight = other.alloc(UNIT)
+        assert weight.fault()  # somebody else's, in use
+        streaming.run(24)
+        assert streaming.handle.stats()["ring"] == UNIT
+        assert streaming.handle.stats()["one_by_one"] == 0
+        weight.unpin()
+
+
+def test_a_unit_fits_a_ring_of_its_size(free_room):
+    """Where the one before it has left the head in the middle."""
+    streaming = Streaming(free_room, 2 * MIB + UNIT, UNEVEN)
+    streaming.run(8)
+    stats = streaming.handle.stats()
+    assert stats["ring"] == UNIT
+    assert stats["one_by_one"] == 0
