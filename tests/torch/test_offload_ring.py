@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -24,8 +25,12 @@ class Block(nn.Module):
             weight = nn.Parameter(torch.randn(count, WIDTH) / WIDTH**0.5)
             self.register_parameter(f"weight{number}", weight)
         self.count = len(rows)
+        self.writes = False
 
     def forward(self, h):
+        if self.writes:
+            for number in range(self.count):
+                getattr(self, f"weight{number}").mul_(1)
         parts = [h @ getattr(self, f"weight{i}").t() for i in range(self.count)]
         return torch.tanh(h + torch.cat(parts, dim=-1).sum())
 
@@ -47,7 +52,11 @@ class Streaming:
             for _ in range(passes):
                 assert torch.equal(self.model(self.x), self.expected)
         assert all(u.depth == 0 and u.bare == 0 for u in self.ours.units)
-        assert not self.ours.station._in_use()
+        self.at_rest()
+
+    def at_rest(self):
+        self.ours.drop_loads()
+        assert self.ours.mover.stats()["cargoes_out"] == 0
 
 
 def test_a_ring_that_could_not_be_had_is_tried_for_again(free_room):
@@ -82,3 +91,38 @@ def test_a_unit_fits_a_ring_of_its_size(free_room):
     stats = streaming.handle.stats()
     assert stats["ring"] == UNIT
     assert stats["one_by_one"] == 0
+
+
+def test_a_unit_that_is_interrupted_on_its_way_in_is_not_in_use(free_room, monkeypatch):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH]] * 10)
+    streaming.run(3)
+    unit = streaming.ours.units[3]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unit, "at", interrupted, raising=False)
+        with pytest.raises(KeyboardInterrupt), torch.no_grad():
+            streaming.model(streaming.x)
+    streaming.run(3)
+
+
+def test_weights_that_cannot_be_saved_do_not_keep_their_unit_in_use(free_room, monkeypatch):
+    streaming = Streaming(free_room, 8 * MIB + 6 * UNIT, [[WIDTH // 4] * 4] * 10)
+    streaming.run(12)
+    ours = streaming.ours
+    assert any(0 < u.resident < u.bytes for u in ours.units)
+
+    def full(*_):
+        raise MemoryError
+
+    for block in streaming.model:
+        block.writes = True
+        with monkeypatch.context() as patch:
+            patch.setattr(ours.weights, "save", full)
+            with pytest.raises(MemoryError), torch.no_grad():
+                streaming.model(streaming.x)
+        block.writes = False
+        streaming.at_rest()
+    streaming.run(3)
