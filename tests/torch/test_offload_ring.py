@@ -126,3 +126,30 @@ def test_weights_that_cannot_be_saved_do_not_keep_their_unit_in_use(free_room, m
         block.writes = False
         streaming.at_rest()
     streaming.run(3)
+
+
+def test_a_unit_that_is_found_resident_needs_nothing_of_what_was_sent_for(free_room):
+    """Pages that were about to go, and stay after all, are not seen to be there in between."""
+    streaming = Streaming(free_room, 256 * MIB, [[WIDTH // 4] * 4] * 4)
+    streaming.run(4)
+    ours = streaming.ours
+    station, unit = ours.station, ours.units[1]
+    assert unit.resident == unit.bytes
+    assert station.set_ring(UNIT // 4)
+    unit.forget(0)
+    unit.forget(1)
+    unit.settled = True
+    early = ebbtide._core.Load(1)
+    assert not early.advance(station.mover, unit, True) and early.cargoes == 1
+    unit.settled = False
+    unit.load = ebbtide._core.Load(UNIT)
+    assert unit.load.advance(station.mover, unit, True) and not unit.load.cargoes
+    ours.tracking = True
+    with torch.no_grad():
+        assert torch.equal(streaming.model(streaming.x), streaming.expected)
+    hook = streaming.model[0].register_forward_pre_hook(lambda *_: setattr(unit, "load", early))
+    ours.tracking = True
+    with torch.no_grad():
+        assert torch.equal(streaming.model(streaming.x), streaming.expected)
+    hook.remove()
+    streaming.run(2)

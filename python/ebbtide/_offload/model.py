@@ -384,6 +384,8 @@ class Model:
                 # If all of it was, then what comes after it has been sent for, too.
                 ready = unit.load is not None and unit.load.whole
                 fast = not ready and unit.enter()
+                if fast and unit.load is not None:
+                    unit.discard(self.mover)  # a part had been sent for: it was about to go
                 # One that turns out to be stale is planned anew first.
                 if fast or self._enter(unit) or self._busy():
                     break
