@@ -162,10 +162,15 @@ bool ebb__room_make_locked(ebb__device *device, ebb__request *request)
     request->lacking = 0;
     /* What can never be met must not cost anybody a page. And under a limit that was lowered below
        what is in use, nothing is used again before enough has been given back. */
-    bool possible = missing_bytes(device, request) <= device->limit &&
-                    (ebb__frames_held_locked(device) <= device->limit ||
-                     ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT,
-                                             request->may_wait, request->may_call));
+    bool possible = missing_bytes(device, request) <= device->limit;
+    if (possible && ebb__frames_held_locked(device) > device->limit &&
+        !ebb__room_shrink_locked(device, device->limit, EBB_FOR_LIMIT, request->may_wait,
+                                 request->may_call)) {
+        uint64_t held = ebb__frames_held_locked(device); /* by then it may be within the limit */
+        uint64_t over = held > device->limit ? held - device->limit : 0;
+        request->lacking = over + missing_bytes(device, request);
+        possible = false;
+    }
     while (possible) {
         take_free_locked(device, request);
         if (satisfied(request))

@@ -279,6 +279,29 @@ static void weights_go_before_the_ring_does(void)
     give_shut(&h);
 }
 
+static void a_limit_that_was_lowered_is_met_by_the_ring(void)
+{
+    haul h;
+    give_open(&h, 4 * LARGE, 3 * LARGE, 4 * LARGE);
+    ebb_load load;
+    uint64_t cargo = haul_fetch(&h, &load, 0, LARGE);
+    CHECK_EQ(ebb_mover_use(h.mover, cargo, h.compute), EBB_OK);
+    CHECK_EQ(ebb_device_set_limit(h.c.device, 2 * LARGE), EBB_BUSY);
+    /* What is in use stays, so that is not to be had, and costs nothing. */
+    CHECK_EQ(ask(&h, LARGE + SMALL), 0);
+    CHECK_EQ(haul_stats(&h).given_up, 0);
+    uint64_t segment = ask(&h, LARGE);
+    CHECK(segment);
+    CHECK_EQ(haul_stats(&h).given_up, 2 * LARGE);
+    CHECK(core_device_stats(&h.c).held <= 2 * LARGE);
+    write_to(&h, segment, LARGE);
+    CHECK(haul_right(&h, load.staged, 0, LARGE, h.compute));
+    CHECK_EQ(ebb_mover_done(h.mover, cargo, h.compute), EBB_OK);
+    haul_check(&h);
+    give_back(&h, segment);
+    give_shut(&h);
+}
+
 static void a_capture_goes_on(void)
 {
     haul h;
@@ -528,6 +551,7 @@ int main(void)
     RUN(the_end_is_chosen);
     RUN(readers_are_waited_for);
     RUN(weights_go_before_the_ring_does);
+    RUN(a_limit_that_was_lowered_is_met_by_the_ring);
     RUN(a_capture_goes_on);
     RUN(two_movers_give_together);
     RUN(every_call_may_fail);

@@ -403,6 +403,8 @@ class Model:
                 # If all of it was, then what comes after it has been sent for, too.
                 ready = unit.load is not None and unit.load.whole
                 fast = not ready and unit.enter()
+                if fast and unit.load is not None:
+                    unit.discard(self.mover)  # a part had been sent for: it was about to go
                 # One that turns out to be stale is planned anew first.
                 if fast or self._enter(unit) or self._busy():
                     break
@@ -440,10 +442,15 @@ class Model:
             except _core.Gone:  # it has given way to tensors
                 unit.discard(self.mover)
                 continue
-            tensors = unit.at(self.mover, load)
-            if unit.enter_with(load, tensors.reals, tensors.ahead):
-                unit.tensors = tensors
-                return True
+            try:
+                tensors = unit.at(self.mover, load)
+                if unit.enter_with(load, tensors.reals, tensors.ahead):
+                    unit.tensors = tensors
+                    return True
+            except BaseException:
+                unit.load = None
+                load.done(self.mover)
+                raise
             load.done(self.mover)
             unit.load = None
             if unit.stale:
@@ -521,11 +528,14 @@ class Model:
                 if unit.depth == 1 and unit.tensors is not None and unit.tensors.written():
                     self.save_written(unit)
             finally:
-                unit.leave()
-                load.done(self.mover)
-                if not unit.depth:
-                    unit.load = unit.tensors = None
-                    self.prefetch()
+                try:
+                    unit.leave()  # it is left, also if it raises
+                finally:
+                    load.done(self.mover)
+                    if not unit.depth:
+                        unit.load = unit.tensors = None
+            if not unit.depth:
+                self.prefetch()
 
     def save_written(self, unit: Unit) -> None:
         """Weights that the model itself has written to: the host gets their values."""

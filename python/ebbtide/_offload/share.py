@@ -65,11 +65,13 @@ class Share:
         segments = _core.attached_stats(station.index) or {"segment_bytes": 0, "before": 0}
         tensors = segments["segment_bytes"] + segments["before"]
         station.see_ring()
-        if self._knows(
+        known = self._knows(
             (most, tensors, size, given_up, stats["watermark"], stats["watermark_limit"]),
             (learning, self.largest, self.small, self.firm),
             (station.ring, self.lowest, len(station.models)),
-        ):
+        )
+        # A ring that others left no room for may be had by now: that is tried, now and then.
+        if known and (station.ring >= self.ring_size() or self._same % PEAKS):
             return
         # They may have needed more, in between, than they have now.
         if given_up != self.given_up:

@@ -157,7 +157,13 @@ class Station:
             # What others have in the ring, and do not use yet, must go.
             for model in list(self.models):
                 model.drop_loads(but=unit)
-            whole = load.advance(self.mover, unit, demand)
+            if unit.load is load:  # or that has gone, too, for a ring that was refused
+                whole = load.advance(self.mover, unit, demand)
+            if not whole:
+                # What has come may lie where the rest finds no room beside it: all at once, then.
+                unit.discard(self.mover)
+                load = unit.load = _core.Load(unit.bytes)
+                whole = load.advance(self.mover, unit, demand)
         # What is resident by now needs no keeping: it is looked for where it is.
         if not load.cargoes and not demand:
             unit.load = None

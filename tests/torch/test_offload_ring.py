@@ -1,0 +1,155 @@
+"""offload(): the ring where it cannot be had, and where a unit's way into it, or out, fails."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import ebbtide
+
+MIB = 1 << 20
+WIDTH = 2048
+UNIT = 4 * WIDTH * WIDTH  # 16 MiB
+UNEVEN = [[WIDTH // 4] * 4, [WIDTH * 5 // 8]] * 6  # 16 MiB in four pieces, 10 in one
+
+
+class Block(nn.Module):
+    """One unit, of some weights of as many rows each."""
+
+    def __init__(self, *rows):
+        super().__init__()
+        for number, count in enumerate(rows):
+            weight = nn.Parameter(torch.randn(count, WIDTH) / WIDTH**0.5)
+            self.register_parameter(f"weight{number}", weight)
+        self.count = len(rows)
+        self.writes = False
+
+    def forward(self, h):
+        if self.writes:
+            for number in range(self.count):
+                getattr(self, f"weight{number}").mul_(1)
+        parts = [h @ getattr(self, f"weight{i}").t() for i in range(self.count)]
+        return torch.tanh(h + torch.cat(parts, dim=-1).sum())
+
+
+class Streaming:
+    """A model of which nothing stays resident."""
+
+    def __init__(self, room, size, blocks, **options):
+        self.x = torch.randn(1, WIDTH, device="cuda")
+        self.model = nn.Sequential(*(Block(*rows) for rows in blocks))
+        with torch.no_grad():
+            self.expected = copy.deepcopy(self.model).cuda()(self.x)
+        room.of = lambda model: size
+        self.handle = room.offload(self.model, **options)
+        self.ours = self.model.forward.model
+
+    def run(self, passes=1):
+        with torch.no_grad():
+            for _ in range(passes):
+                assert torch.equal(self.model(self.x), self.expected)
+        assert all(u.depth == 0 and u.bare == 0 for u in self.ours.units)
+        self.at_rest()
+
+    def at_rest(self):
+        self.ours.drop_loads()
+        assert self.ours.mover.stats()["cargoes_out"] == 0
+
+
+def test_a_ring_that_could_not_be_had_is_tried_for_again(free_room):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH]] * 10)
+    with ebbtide.Device(0) as device, ebbtide.VBAR(device, UNIT // 2) as other:
+        streaming.ours.station.set_ring(0)
+        weight = other.alloc(UNIT // 2)
+        assert weight.fault()  # somebody else's, in use
+        streaming.run(20)
+        assert UNIT <= streaming.handle.stats()["ring"] < 2 * UNIT
+        weight.unpin()
+    streaming.run(20)
+    assert streaming.handle.stats()["ring"] == 2 * UNIT
+
+
+def test_a_larger_ring_is_refused_while_a_unit_is_waited_for(free_room):
+    streaming = Streaming(free_room, 2 * MIB + 2 * UNIT, UNEVEN)
+    with ebbtide.Device(0) as device, ebbtide.VBAR(device, UNIT) as other:
+        streaming.ours.station.set_ring(0)
+        weight = other.alloc(UNIT)
+        assert weight.fault()  # somebody else's, in use
+        streaming.run(24)
+        assert streaming.handle.stats()["ring"] == UNIT
+        assert streaming.handle.stats()["one_by_one"] == 0
+        weight.unpin()
+
+
+def test_a_unit_fits_a_ring_of_its_size(free_room):
+    """Where the one before it has left the head in the middle."""
+    streaming = Streaming(free_room, 2 * MIB + UNIT, UNEVEN)
+    streaming.run(8)
+    stats = streaming.handle.stats()
+    assert stats["ring"] == UNIT
+    assert stats["one_by_one"] == 0
+
+
+def test_a_unit_that_is_interrupted_on_its_way_in_is_not_in_use(free_room, monkeypatch):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH]] * 10)
+    streaming.run(3)
+    unit = streaming.ours.units[3]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unit, "at", interrupted, raising=False)
+        with pytest.raises(KeyboardInterrupt), torch.no_grad():
+            streaming.model(streaming.x)
+    streaming.run(3)
+
+
+def test_weights_that_cannot_be_saved_do_not_keep_their_unit_in_use(free_room, monkeypatch):
+    streaming = Streaming(free_room, 8 * MIB + 6 * UNIT, [[WIDTH // 4] * 4] * 10)
+    streaming.run(12)
+    ours = streaming.ours
+    assert any(0 < u.resident < u.bytes for u in ours.units)
+
+    def full(*_):
+        raise MemoryError
+
+    for block in streaming.model:
+        block.writes = True
+        with monkeypatch.context() as patch:
+            patch.setattr(ours.weights, "save", full)
+            with pytest.raises(MemoryError), torch.no_grad():
+                streaming.model(streaming.x)
+        block.writes = False
+        streaming.at_rest()
+    streaming.run(3)
+
+
+def test_a_unit_that_is_found_resident_needs_nothing_of_what_was_sent_for(free_room):
+    """Pages that were about to go, and stay after all, are not seen to be there in between."""
+    streaming = Streaming(free_room, 256 * MIB, [[WIDTH // 4] * 4] * 4)
+    streaming.run(4)
+    ours = streaming.ours
+    station, unit = ours.station, ours.units[1]
+    assert unit.resident == unit.bytes
+    assert station.set_ring(UNIT // 4)
+    unit.forget(0)
+    unit.forget(1)
+    unit.settled = True
+    early = ebbtide._core.Load(1)
+    assert not early.advance(station.mover, unit, True) and early.cargoes == 1
+    unit.settled = False
+    unit.load = ebbtide._core.Load(UNIT)
+    assert unit.load.advance(station.mover, unit, True) and not unit.load.cargoes
+    ours.tracking = True
+    with torch.no_grad():
+        assert torch.equal(streaming.model(streaming.x), streaming.expected)
+    hook = streaming.model[0].register_forward_pre_hook(lambda *_: setattr(unit, "load", early))
+    ours.tracking = True
+    with torch.no_grad():
+        assert torch.equal(streaming.model(streaming.x), streaming.expected)
+    hook.remove()
+    streaming.run(2)
