@@ -156,7 +156,7 @@ static PyObject *load_advance(PyObject *self, PyObject *arguments)
     ebb_status status = EBB_OK;
     while (l->staged_count < count && status == EBB_OK)
         status = send(l, mover, (unit *)of, demand);
-    l->whole = l->staged_count >= count;
+    l->whole = (char)(l->staged_count >= count);
     if (status != EBB_OK && status != EBB_OFFLOADED)
         return mover_failed(d, status);
     return PyBool_FromLong(l->whole);
