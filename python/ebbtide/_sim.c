@@ -60,6 +60,19 @@ static int check(int code, const char *what)
     return -1;
 }
 
+int sim_catch_up(int device, void *stream)
+{
+    void *before = NULL;
+    int code = enter_device(device, &before);
+    if (!code) {
+        Py_BEGIN_ALLOW_THREADS;
+        code = ebbsim_catch_up(stream);
+        Py_END_ALLOW_THREADS;
+        leave_device(before);
+    }
+    return code;
+}
+
 /* catch_up(device, stream): what the stream's next work is ordered after has had its effect. True: the
    stream is capturing, and nothing has. */
 static PyObject *catch_up(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
@@ -71,14 +84,7 @@ static PyObject *catch_up(PyObject *self, PyObject *const *arguments, Py_ssize_t
     void *stream = PyLong_AsVoidPtr(arguments[1]);
     if (PyErr_Occurred())
         return NULL;
-    void *before = NULL;
-    int code = enter_device(device, &before);
-    if (!code) {
-        Py_BEGIN_ALLOW_THREADS;
-        code = ebbsim_catch_up(stream);
-        Py_END_ALLOW_THREADS;
-        leave_device(before);
-    }
+    int code = sim_catch_up(device, stream);
     if (code == CAPTURING)
         Py_RETURN_TRUE;
     if (check(code, "to catch up"))

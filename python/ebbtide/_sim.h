@@ -65,4 +65,7 @@ PyObject *tensors_reach(PyObject *self, PyObject *const *arguments, Py_ssize_t c
 PyObject *tensors_convert(PyObject *self, PyObject *const *arguments, Py_ssize_t count);
 PyObject *tensors_lift(PyObject *self, PyObject *const *arguments, Py_ssize_t count);
 
+/* What a stream's next work is ordered after has had its effect: 0, or why not. Lets go of the GIL. */
+int sim_catch_up(int device, void *stream);
+
 #endif

@@ -38,7 +38,7 @@ static struct {
 
 static size_t place; /* of the C++ object's address in a tensor's Python object */
 static PyTypeObject *tensor_type, *plain_type; /* what all tensors are, what most of them are */
-static PyObject *is_conj, *is_neg, *make_alias, *empty_strided, *resolve, *strided;
+static PyObject *is_conj, *is_neg, *make_alias, *empty_strided, *resolve, *strided, *stream_of;
 static PyObject *aliases; /* a tensor's look, as bytes -> (alias, address, bytes) */
 
 static struct {
@@ -188,15 +188,15 @@ static PyObject *reach(PyObject *tensor, int device, const seen *before, ranges 
 /* ---- what the module offers --------------------------------------------------------------------- */
 
 /* bind(addresses, sample, its C++ object's address, type, is_conj, is_neg, make_alias, empty_strided,
-   resolve, strided): PyTorch's functions. make_alias(tensor) gives (alias, address, bytes); resolve(tensor)
-   gives one without conjugate and negative bits. */
+   resolve, strided, stream_of): PyTorch's functions. make_alias(tensor) gives (alias, address, bytes);
+   resolve(tensor) gives one without conjugate and negative bits; stream_of(device) its current stream. */
 PyObject *tensors_bind(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
     void **functions = (void **)&torch;
     size_t wanted = sizeof torch / sizeof *functions;
-    if (count != 10 || PyTuple_Size(arguments[0]) != (Py_ssize_t)wanted)
-        return PyErr_Format(PyExc_TypeError, "bind() wants 10 arguments and %zu functions", wanted);
+    if (count != 11 || PyTuple_Size(arguments[0]) != (Py_ssize_t)wanted)
+        return PyErr_Format(PyExc_TypeError, "bind() wants 11 arguments and %zu functions", wanted);
     for (size_t i = 0; i < wanted; i++)
         functions[i] = PyLong_AsVoidPtr(PyTuple_GetItem(arguments[0], (Py_ssize_t)i));
     void *object = PyLong_AsVoidPtr(arguments[2]);
@@ -211,7 +211,8 @@ PyObject *tensors_bind(PyObject *self, PyObject *const *arguments, Py_ssize_t co
     place = word * sizeof *words;
     tensor_type = (PyTypeObject *)arguments[3];
     plain_type = Py_TYPE(arguments[1]);
-    PyObject **kept[] = {&is_conj, &is_neg, &make_alias, &empty_strided, &resolve, &strided};
+    PyObject **kept[] = {&is_conj, &is_neg,  &make_alias, &empty_strided,
+                         &resolve, &strided, &stream_of};
     Py_INCREF(arguments[3]);
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         Py_INCREF(arguments[4 + i]);
@@ -433,6 +434,23 @@ static PyObject *empty_like(const look *l, PyObject *device)
     return made;
 }
 
+/* What is queued on the current stream has had its effect. The memory of a new tensor may be what another
+   thread has given back meanwhile, behind a copy from it that has only been queued. A stream that is
+   capturing has nothing to wait for. 0, or -1 with an exception. */
+static int catch_up_for(PyObject *made)
+{
+    int32_t index = 0;
+    if (torch.device_index(handle(made), &index))
+        return 0;
+    PyObject *stream = PyObject_CallFunction(stream_of, "i", (int)index);
+    void *its = stream ? PyLong_AsVoidPtr(stream) : NULL;
+    Py_XDECREF(stream);
+    if (PyErr_Occurred())
+        return -1;
+    sim_catch_up(index, its);
+    return 0;
+}
+
 /* lift(result, device, ranges, inputs): a CUDA tensor with a CPU tensor's contents. None if that is not
    all there is to it: the tensor is not plain, or lies in one of the first `inputs` ranges. */
 PyObject *tensors_lift(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
@@ -459,6 +477,10 @@ PyObject *tensors_lift(PyObject *self, PyObject *const *arguments, Py_ssize_t co
     void *data = NULL;
     if (!made || torch.data_ptr(handle(made), &data))
         return made;
+    if (catch_up_for(made) < 0) {
+        Py_DECREF(made);
+        return NULL;
+    }
     int64_t bytes = reach_of(&l);
     if (bytes > LARGE) {
         Py_BEGIN_ALLOW_THREADS;

@@ -1,5 +1,6 @@
 """Streams, events, pinned memory: the right program is silent, the wrong one is reported."""
 
+import threading
 import time
 
 import pytest
@@ -88,3 +89,32 @@ def test_a_loader_with_pinned_memory(hazards):
     total = sum(batch.to("cuda", non_blocking=True).sum().item() for (batch,) in loader)
     assert total == 2016
     assert hazards() == []
+
+
+def test_two_threads_on_one_stream_do_not_take_one_another_s_memory_too_early():
+    """A copy that is queued reads what it was to read, also if its source has been given back, and
+    another thread's result is in its place by then."""
+    stop, wrong, passes = time.monotonic() + 3, [], [0, 0]
+    weights = [[torch.randn(512, 512, device="cuda") / 23 for _ in range(20)] for _ in range(2)]
+    start = torch.randn(1, 512, device="cuda")
+
+    def result(k):
+        h = start
+        for w in weights[k]:
+            h = h @ w
+        return h.clone()  # that is queued, and h given back
+
+    expected = [result(k).cpu() for k in range(2)]
+
+    def run(k):
+        while time.monotonic() < stop and not wrong:
+            passes[k] += 1
+            if not torch.equal(result(k).cpu(), expected[k]):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and min(passes) > 3

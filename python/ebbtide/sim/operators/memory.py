@@ -132,6 +132,7 @@ def _bind() -> None:
         torch.empty_strided,
         _resolved,
         torch.strided,
+        torch._C._cuda_getCurrentRawStream,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some dtypes are experimental
