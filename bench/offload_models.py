@@ -228,9 +228,9 @@ def kinds(small: bool) -> dict[str, Kind]:
         torch.manual_seed(tokens)
         return (torch.randn(tokens, many[1]).bfloat16().cuda(),)
 
-    few = [1, 16] if small else [1, 256, 4096]
+    tokens = [1, 16] if small else [1, 256, 4096, 16384]
     return {
-        "llama": Kind("llama", lambda: Llama(*sizes), ids, few if small else [*few, 16384]),
-        "dit": Kind("dit", lambda: DiT(*dit), noise, few),
-        "linears": Kind("linears", lambda: linears(*many), rows, few),
+        "llama": Kind("llama", lambda: Llama(*sizes), ids, tokens),
+        "dit": Kind("dit", lambda: DiT(*dit), noise, tokens),
+        "linears": Kind("linears", lambda: linears(*many), rows, tokens),
     }
