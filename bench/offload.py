@@ -121,15 +121,16 @@ def used() -> int:
     return total - free
 
 
-def timed(function: Callable[[], Any], steps: int) -> float:
+def timed(function: Callable[[], Any], steps: int = 1) -> float:
     """Milliseconds of one of several steps in a row, by the GPU's clock.
 
-    One goes before: what is brought ahead of a step is brought during the one before it, and so the
+    Two go before: what is brought ahead of a step is brought during the ones before it, and so the
     clock must neither start with everything there nor stop while something is still to come.
     """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
-    function()
+    for _ in range(2):
+        function()
     start.record()
     for _ in range(steps):
         function()
@@ -153,17 +154,17 @@ def spin() -> float:
 
 
 class Core:
-    """A processor to measure on. Short steps are the host's, and on a shared machine any of its
-    processors may be half as fast, for a fraction of a second or for minutes, because of a
+    """A processor to measure short steps on. They are the host's, and on a shared machine any of
+    its processors may be half as fast, for a fraction of a second or for minutes, because of a
     neighbour. So one that is quick is taken; and what was measured while it was disturbed is
     measured again. What tells is a loop of Python's before and after, not what is measured."""
 
     best: ClassVar[float] = math.inf  # so long it has taken on one that was quiet, at some time
     TRIES = 4
 
-    def __init__(self) -> None:
-        fixed = options.small or not hasattr(os, "sched_setaffinity")
-        self.all = [] if fixed else sorted(os.sched_getaffinity(0))
+    def __init__(self, *, matters: bool) -> None:
+        can = matters and hasattr(os, "sched_setaffinity")
+        self.all = sorted(os.sched_getaffinity(0)) if can else []
 
     def take(self) -> None:
         """The quickest there is now, if this one is not quiet."""
@@ -180,11 +181,11 @@ class Core:
     def is_quiet(self) -> bool:
         return not self.all or spin() < 1.1 * self.best < math.inf
 
-    def timed(self, function: Callable[[], Any], steps: int) -> tuple[float, bool]:
+    def timed(self, function: Callable[[], Any]) -> tuple[float, bool]:
         """Milliseconds of a step, and whether nobody disturbed it."""
         for _ in range(self.TRIES):
             self.take()
-            took = timed(function, steps)
+            took = timed(function)
             if quiet := self.is_quiet():
                 break
         return took, quiet
@@ -201,9 +202,8 @@ class Turns:
     same round."""
 
     def __init__(self, functions: dict[str, Callable[[], Any]], seconds: float) -> None:
-        turns, core = list(functions.items()), Core()
-        once = 0 if options.small else timed(turns[0][1], 1)
-        steps = 2 if options.small else 1 if once < SHORT else 3
+        turns = list(functions.items())
+        core = Core(matters=not options.small and timed(turns[0][1]) < SHORT)
         least, most = (1, 1) if options.small else (3, options.rounds or 100)
         quiet, others = [], []
         start = time.perf_counter()
@@ -211,7 +211,7 @@ class Turns:
             count < most and time.perf_counter() - start < seconds
         ):
             order = turns if count % 2 else turns[::-1]
-            found = {name: core.timed(f, steps) for name, f in order}
+            found = {name: core.timed(f) for name, f in order}
             calm = all(undisturbed for _, undisturbed in found.values())
             (quiet if calm else others).append({name: took for name, (took, _) in found.items()})
         core.leave()
@@ -516,7 +516,7 @@ def measure_accelerate() -> None:
             same = equal(flat(model(*inputs)), known)
             step = functools.partial(model, *inputs)
             step()
-            took = statistics.median(timed(step, 1) for _ in range(3))
+            took = statistics.median(timed(step) for _ in range(3))
             tell(f"accelerate_{name}_{share}%_step", took, "ms")
             tell(f"accelerate_{name}_{share}%_times_ours", took / ours[share], "x")
             tell(f"accelerate_{name}_{share}%_bit_equal", same, "of 1")
