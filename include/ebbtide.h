@@ -270,6 +270,9 @@ typedef struct ebb_vbar_options {
     int rise;              /* the watermark rises by itself when VRAM has become free again */
     ebb_page_out page_out; /* or NULL: weights are clean, there is nothing to save */
     void *user;            /* for page_out */
+    uint64_t fine;         /* at least so many of the last bytes are in small pages, of the driver's
+                              granularity: little can be given up then, but each takes the driver as
+                              long as a large one, of 32 MiB */
 } ebb_vbar_options;
 
 /*

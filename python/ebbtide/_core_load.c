@@ -200,7 +200,8 @@ static PyObject *load_use(PyObject *self, PyObject *by)
     Py_RETURN_NONE;
 }
 
-static PyObject *load_done(PyObject *self, PyObject *by)
+/* No more of it is needed: it was used, or it was not. */
+static PyObject *end(PyObject *self, PyObject *by, bool was_used)
 {
     load *l = (load *)self;
     device *d;
@@ -209,29 +210,26 @@ static PyObject *load_done(PyObject *self, PyObject *by)
     if (!mover)
         return NULL;
     ebb_status status = EBB_OK;
-    l->users -= l->users > 0;
     for (size_t i = 0; i < l->cargo_count; i++) {
-        ebb_status one = ebb_mover_done(mover, l->cargoes[i], stream);
+        ebb_status one = was_used ? ebb_mover_done(mover, l->cargoes[i], stream)
+                                  : ebb_mover_drop(mover, l->cargoes[i]);
+        if (one == EBB_GONE && !was_used)
+            one = EBB_OK; /* it has given way to tensors */
         status = status == EBB_OK ? one : status;
     }
     return status == EBB_OK ? Py_NewRef(Py_None) : mover_failed(d, status);
 }
 
-static PyObject *load_drop(PyObject *self, PyObject *by)
+static PyObject *load_done(PyObject *self, PyObject *by)
 {
     load *l = (load *)self;
-    device *d;
-    ebb_stream stream;
-    ebb_mover *mover = by_and_on(self, by, &d, &stream);
-    if (!mover)
-        return NULL;
-    ebb_status status = EBB_OK;
-    for (size_t i = 0; i < l->cargo_count; i++) {
-        ebb_status one = ebb_mover_drop(mover, l->cargoes[i]);
-        /* What has given way to tensors is gone already. */
-        status = status == EBB_OK && one != EBB_GONE ? one : status;
-    }
-    return status == EBB_OK ? Py_NewRef(Py_None) : mover_failed(d, status);
+    l->users -= l->users > 0;
+    return end(self, by, true);
+}
+
+static PyObject *load_drop(PyObject *self, PyObject *by)
+{
+    return end(self, by, false);
 }
 
 /* ---- what it says of itself ----------------------------------------------------------------------- */

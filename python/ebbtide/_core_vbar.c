@@ -22,15 +22,15 @@ static int page_out(void *user, uint64_t offset, uint64_t bytes)
 
 static int vbar_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"device", "bytes", "rise", "page_out", NULL};
+    static char *names[] = {"device", "bytes", "rise", "page_out", "fine", NULL};
     vbar *v = (vbar *)self;
-    PyObject *d, *bytes, *function = Py_None;
+    PyObject *d, *bytes, *function = Py_None, *fine = NULL;
     ebb_vbar_options options = {.size = sizeof options};
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO|pO", names, &d, &bytes, &options.rise,
-                                     &function))
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO|pOO", names, &d, &bytes,
+                                     &options.rise, &function, &fine))
         return -1;
     const state *s = state_of(self);
-    if (!s || size_of(bytes, &options.bytes) < 0)
+    if (!s || size_of(bytes, &options.bytes) < 0 || (fine && size_of(fine, &options.fine) < 0))
         return -1;
     if (!PyObject_TypeCheck(d, s->types[DEVICE])) {
         PyErr_Format(PyExc_TypeError, "a VBAR is made on a Device, not on %R", d);

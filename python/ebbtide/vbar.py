@@ -148,7 +148,8 @@ class VBAR(_core.VBAR):
 
     `rise`: the watermark rises by itself when VRAM has become free again. `page_out(offset, bytes)`
     is called before a page is given up, on any thread, so that written weights can be saved; if it
-    raises, the page stays.
+    raises, the page stays. `fine`: at least so many of the last bytes come and go by pages of 2 MiB
+    instead of 32.
     """
 
     def __init__(
@@ -158,10 +159,11 @@ class VBAR(_core.VBAR):
         *,
         rise: bool = False,
         page_out: Callable[[int, int], object] | None = None,
+        fine: int | str = 0,
     ) -> None:
         if not isinstance(device, Device):
             raise TypeError(f"a VBAR is made on an ebbtide.Device, not on {device!r}")
-        super().__init__(device, parse(size), rise, page_out)
+        super().__init__(device, parse(size), rise, page_out, parse(fine))
 
     def __repr__(self) -> str:
         return f"<ebbtide.VBAR at {self.address:#x}>"

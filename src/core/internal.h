@@ -746,11 +746,6 @@ static inline ebb__vbar *ebb__vbar_find(ebb_vbar handle)
 /* Why there is none. */
 ebb_status ebb__vbar_missing(ebb_vbar handle);
 
-/* As ebb_vbar_create(), with its last `fine` bytes in small pages, or all of it: so that it can give up
-   little. */
-ebb_status ebb__vbar_create_fine(ebb_device handle, const ebb_vbar_options *options, uint64_t fine,
-                                 ebb_vbar *vbar);
-
 /* As ebb_vbar_destroy(). Drops the lock. */
 ebb_status ebb__vbar_destroy_locked(ebb__vbar *vbar) EBB__LOCKED;
 

@@ -149,7 +149,7 @@ static ebb_status lay_out_locked(ebb__vbar *vbar, uint64_t bytes, uint64_t fine)
 }
 
 static ebb_status create_locked(ebb__device *device, const ebb_vbar_options *options,
-                                uint64_t bytes, uint64_t fine, ebb_vbar *handle) EBB__LOCKED
+                                uint64_t bytes, ebb_vbar *handle) EBB__LOCKED
 {
     CUdeviceptr base = 0;
     CUresult code = device->driver.cuMemAddressReserve(&base, bytes, 0, 0, 0);
@@ -158,7 +158,7 @@ static ebb_status create_locked(ebb__device *device, const ebb_vbar_options *opt
         return EBB_NO_ADDRESSES;
     }
     ebb__vbar *vbar = struct_take_locked(device);
-    ebb_status status = vbar ? lay_out_locked(vbar, bytes, fine) : EBB_NO_HOST_MEMORY;
+    ebb_status status = vbar ? lay_out_locked(vbar, bytes, options->fine) : EBB_NO_HOST_MEMORY;
     if (status != EBB_OK) {
         if (vbar)
             struct_put_locked(device, vbar);
@@ -187,12 +187,6 @@ static ebb_status create_locked(ebb__device *device, const ebb_vbar_options *opt
 
 ebb_status ebb_vbar_create(ebb_device handle, const ebb_vbar_options *options, ebb_vbar *vbar)
 {
-    return ebb__vbar_create_fine(handle, options, 0, vbar);
-}
-
-ebb_status ebb__vbar_create_fine(ebb_device handle, const ebb_vbar_options *options, uint64_t fine,
-                                 ebb_vbar *vbar)
-{
     if (!vbar || !options || options->size < sizeof *options || !options->bytes)
         return EBB_INVALID;
     ebb__scope scope;
@@ -204,8 +198,7 @@ ebb_status ebb__vbar_create_fine(ebb_device handle, const ebb_vbar_options *opti
     if (options->bytes > UINT64_MAX / 2 - grain)
         status = EBB_INVALID;
     else
-        status = create_locked(device, options, (options->bytes + grain - 1) / grain * grain, fine,
-                               vbar);
+        status = create_locked(device, options, (options->bytes + grain - 1) / grain * grain, vbar);
     ebb__leave(device, &scope);
     return status;
 }

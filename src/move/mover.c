@@ -224,11 +224,11 @@ static const uint64_t FINE = UINT64_C(128) << 20;
 /* Make the ring of a new VBAR: the most important one there is, so whoever can makes room. */
 static ebb_status build(ebb_mover *mover, uint64_t bytes)
 {
-    ebb_vbar_options options = {.size = sizeof options, .bytes = bytes};
+    ebb_vbar_options options = {.size = sizeof options, .bytes = bytes, .fine = FINE};
     ebb_vbar_stats stats = {.size = sizeof stats};
     ebb_vbar fresh = {0};
     uint64_t signature;
-    ebb_status status = ebb__vbar_create_fine(mover->device, &options, FINE, &fresh);
+    ebb_status status = ebb_vbar_create(mover->device, &options, &fresh);
     if (status != EBB_OK)
         return status;
     mover->vbar = fresh;

@@ -29,6 +29,38 @@ static void a_fault_makes_a_range_resident_and_keeps_its_contents(void)
     core_close(&c);
 }
 
+static void as_much_of_a_vbar_as_was_asked_for_is_in_small_pages(void)
+{
+    core c;
+    core_open(&c, 512 * MIB, 50 * MIB);
+    CUstream s = core_lasting(&c);
+    static const struct {
+        uint64_t fine, pages;
+    } cases[] = {
+        {0, 3 + 2},         {4 * MIB, 3 + 2}, {5 * MIB, 2 + 18},
+        {36 * MIB, 2 + 18}, {100 * MIB, 50},  {UINT64_MAX, 50},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ebb_vbar_options options = {
+            .size = sizeof options, .bytes = 100 * MIB, .fine = cases[i].fine};
+        ebb_vbar v;
+        CHECK_EQ(ebb_vbar_create(c.device, &options, &v), EBB_OK);
+        CHECK_EQ(core_stats(v).pages, cases[i].pages);
+        CHECK_EQ(ebb_vbar_destroy(v), EBB_OK);
+    }
+    /* All of the limit can be used then. */
+    ebb_vbar_options options = {.size = sizeof options, .bytes = 100 * MIB, .fine = 100 * MIB};
+    ebb_vbar v;
+    uint64_t signature = 0;
+    CHECK_EQ(ebb_vbar_create(c.device, &options, &v), EBB_OK);
+    for (uint64_t at = 0; at < 100 * MIB; at += 10 * MIB)
+        CHECK_EQ(core_use(&c, v, at, 10 * MIB, &signature, 1, s),
+                 at < 50 * MIB ? EBB_OK : EBB_OFFLOADED);
+    CHECK_EQ(core_stats(v).resident, 50 * MIB);
+    CHECK_EQ(ebb_vbar_destroy(v), EBB_OK);
+    core_close(&c);
+}
+
 static void what_does_not_fit_is_offloaded_and_a_newer_model_displaces_an_older(void)
 {
     core c;
@@ -68,6 +100,7 @@ static void what_does_not_fit_is_offloaded_and_a_newer_model_displaces_an_older(
 int main(void)
 {
     RUN(a_fault_makes_a_range_resident_and_keeps_its_contents);
+    RUN(as_much_of_a_vbar_as_was_asked_for_is_in_small_pages);
     RUN(what_does_not_fit_is_offloaded_and_a_newer_model_displaces_an_older);
     return REPORT();
 }

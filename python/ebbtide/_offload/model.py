@@ -32,6 +32,7 @@ from ebbtide.vbar import VBAR
 # Part of a model, that stays, above which runs of small layers do so as a whole; and how much less
 # it has to be for that to be over.
 MOST, AGAIN = 0.5, 0.125
+FINE = 2 << 30  # bytes of a model up to which it comes and goes by small pages
 TRIES = 8  # passes after which is tried whether more can stay, where nothing tells that it can
 STRANGE = 3  # passes in another order, each time, after which the layout is thought over
 
@@ -65,7 +66,7 @@ class Model:
         self.unclean = False  # something has changed: plan again
         self.coarse = False  # units are as for a model that fits
         self.runs_stay = False  # those of many small layers stay as a whole, or not at all
-        self.enough = (math.inf, math.inf)  # bytes that stay for which they are to; and still are
+        self.enough = math.inf, math.inf  # for which these are to; and go on to: see _enough()
         self.slow = 0  # slow entries in this pass
         self.slow_entries = self.bare_entries = 0  # in all
         self.before: object = None  # what was as it is now for so many
@@ -207,24 +208,22 @@ class Model:
         self, choices: list[units.Choice], bindings: dict[nn.Module, list[Binding]]
     ) -> None:
         share = self.share
-        self.runs_stay = self._runs_should_stay(choices)
+        self.enough = _enough(choices)
+        self.runs_stay = self._runs_should_stay()
         offsets, size, share.firm = layout.place(
             choices, bindings, self.pinned, share.fits, self.runs_stay
         )
         if not size:
             self.vbar = None
             return
-        self.vbar = VBAR(self.station.device, size, rise=True)
+        fine = size if size < FINE else 0
+        self.vbar = VBAR(self.station.device, size, rise=True, fine=fine)
         self.keep = Keep((self.vbar.address, self.vbar.address + size), self.station.ring_range)
         self.units = layout.make_units(self, choices, bindings, self.vbar, offsets)
         self.settled, self.before = False, None
 
-    def _runs_should_stay(self, choices: Sequence[units.Choice] | None = None) -> bool:
+    def _runs_should_stay(self) -> bool:
         """Whether units of many small layers, if there are any, are to stay as a whole."""
-        if choices is not None:
-            size = sum(c.bytes for c in choices)
-            some = any(c.is_small for c in choices)
-            self.enough = (size * MOST, size * (MOST - AGAIN)) if some else (math.inf, math.inf)
         return self.share.likely >= self.enough[self.runs_stay]
 
     def balance(self) -> None:
@@ -621,3 +620,11 @@ class Model:
         self.watch()
         for unit in self.units:
             unit.stale = 1
+
+
+def _enough(choices: Sequence[units.Choice]) -> tuple[float, float]:
+    """Bytes that stay for which runs of small layers do so as a whole; and go on doing so."""
+    if not any(c.is_small for c in choices):
+        return math.inf, math.inf
+    size = sum(c.bytes for c in choices)
+    return size * MOST, size * (MOST - AGAIN)

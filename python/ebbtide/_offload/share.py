@@ -62,6 +62,7 @@ class Share:
         place."""
         most, stats = station.device._most, vbar.stats()
         size, given_up = stats["bytes"], stats["evictions_for_tensors"]
+        slack = min(SLACK, max(size // 64, 2 * GRAIN))  # that would be a lot of a small model
         segments = _core.attached_stats(station.index) or {"segment_bytes": 0, "before": 0}
         tensors = segments["segment_bytes"] + segments["before"]
         station.see_ring()
@@ -75,7 +76,7 @@ class Share:
             return
         # They may have needed more, in between, than they have now.
         if given_up != self.given_up:
-            tensors = max(tensors, most - SLACK - self.ring_size() - stats["watermark"])
+            tensors = max(tensors, most - slack - self.ring_size() - stats["watermark"])
             self.given_up = given_up
         if self.lowest is not None:
             tensors = max(tensors, most - self.lowest - stats["watermark"])
@@ -83,7 +84,7 @@ class Share:
         self.peaks.append(tensors)
         # The ring can be made smaller again, so for it the last pass counts.
         self.left = most - max(list(self.peaks)[-3:])
-        room = most - SLACK - max(self.peaks)
+        room = most - slack - max(self.peaks)
         self.likely = room if room >= size else max(room - self._whole_ring(), 0)
         unknown = learning and room < size + 4 * self.largest + size // 8
         if unknown or self.cautious:
