@@ -22,6 +22,7 @@ import json
 import math
 import operator
 import os
+import random
 import statistics
 import sys
 import time
@@ -142,29 +143,45 @@ def timed(function: Callable[[], Any], steps: int = 1) -> float:
 SHORT = 100  # milliseconds; shorter steps are mostly the host's
 
 
-def spin() -> float:
-    """How long a little of Python takes, on the processor that it is on."""
-    took = []
-    for _ in range(3):
-        start = time.perf_counter()
-        for _ in range(10_000):
-            pass
-        took.append(time.perf_counter() - start)
-    return min(took)
+class Spin:
+    """A little of Python, and of looking at memory that is in no cache: models of many layers are
+    both."""
+
+    FAR, SOME = 1 << 20, 1 << 14
+
+    def __init__(self) -> None:
+        self.far = list(range(1 << 20, (1 << 20) + self.FAR))  # numbers with memory of their own
+        random.Random(0).shuffle(self.far)
+        self.at = 0
+
+    def __call__(self) -> float:
+        """How long that takes, on the processor that it is on."""
+        took = []
+        for _ in range(3):
+            start = time.perf_counter()
+            for _ in range(self.SOME):
+                pass
+            sum(self.far[self.at : self.at + self.SOME])
+            took.append(time.perf_counter() - start)
+            self.at = (self.at + self.SOME) % self.FAR
+        return min(took)
 
 
 class Core:
     """A processor to measure short steps on. They are the host's, and on a shared machine any of
     its processors may be half as fast, for a fraction of a second or for minutes, because of a
     neighbour. So one that is quick is taken; and what was measured while it was disturbed is
-    measured again. What tells is a loop of Python's before and after, not what is measured."""
+    measured again. What tells is a loop before and after, not what is measured."""
 
     best: ClassVar[float] = math.inf  # so long it has taken on one that was quiet, at some time
+    spin: ClassVar[Spin | None] = None
     TRIES = 4
 
     def __init__(self, *, matters: bool) -> None:
         can = matters and hasattr(os, "sched_setaffinity")
         self.all = sorted(os.sched_getaffinity(0)) if can else []
+        if self.all and Core.spin is None:
+            Core.spin = Spin()
 
     def take(self) -> None:
         """The quickest there is now, if this one is not quiet."""
@@ -173,13 +190,13 @@ class Core:
         speeds = {}
         for number in self.all:
             os.sched_setaffinity(0, {number})
-            speeds[number] = spin()
+            speeds[number] = self.spin()
         number = min(speeds, key=speeds.__getitem__)
         os.sched_setaffinity(0, {number})
         Core.best = min(Core.best, speeds[number])
 
     def is_quiet(self) -> bool:
-        return not self.all or spin() < 1.1 * self.best < math.inf
+        return self.spin is None or not self.all or self.spin() < 1.15 * self.best < math.inf
 
     def timed(self, function: Callable[[], Any]) -> tuple[float, bool]:
         """Milliseconds of a step, and whether nobody disturbed it."""
