@@ -71,10 +71,6 @@ static inline uint64_t ebb__ring_size(const ebb__ring *ring)
    room now. */
 bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t *start);
 
-/* How many of `bytes` would have room now, in one piece: at the head, if that has room for `least` of them,
-   rather than where more have. */
-uint64_t ebb__ring_room(const ebb__ring *ring, uint64_t bytes, uint64_t least);
-
 /* Make sure that ebb__ring_add() finds memory for its books. */
 bool ebb__ring_ready(ebb__ring *ring);
 

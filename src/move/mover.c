@@ -410,14 +410,16 @@ uint64_t ebb_mover_head(ebb_mover *mover)
     return head;
 }
 
-uint64_t ebb_mover_room(ebb_mover *mover, uint64_t bytes, uint64_t least)
+ebb_status ebb_mover_has_room(ebb_mover *mover, uint64_t bytes)
 {
-    if (ebb__mover_there(mover) != EBB_OK)
-        return 0;
+    uint64_t start;
+    ebb_status status = ebb__mover_there(mover);
+    if (status != EBB_OK)
+        return status;
     ebb__os_lock(&mover->mu);
-    uint64_t room = mover->changing ? 0 : ebb__ring_room(&mover->ring, bytes, least);
+    bool room = !mover->changing && ebb__ring_place(&mover->ring, bytes, UINT64_MAX, &start);
     ebb__os_unlock(&mover->mu);
-    return room;
+    return room ? EBB_OK : EBB_OFFLOADED;
 }
 
 ebb_status ebb_mover_get_stats(ebb_mover *mover, ebb_mover_stats *stats)

@@ -34,43 +34,31 @@ static uint64_t room_ends(const ebb__ring *ring)
     return ring->head > tail ? ring->bytes : tail;
 }
 
-/* Where the room at the start ends. */
-static uint64_t front_ends(const ebb__ring *ring)
-{
-    if (ring->first == ring->next)
-        return ring->bytes;
-    uint64_t tail = cargo_number(ring, ring->first)->start;
-    return ring->head > tail ? tail : ring->low;
-}
-
-/* Whether `bytes` may be at `at`: there is room, and little is skipped. */
-static bool near(const ebb__ring *ring, uint64_t bytes, uint64_t at)
+/* Whether `bytes` may be at `at`: there is room, and little is skipped. At the start, room ends at `front`. */
+static bool near(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t front)
 {
     bool ahead = at >= ring->head;
-    uint64_t end = ahead ? room_ends(ring) : front_ends(ring);
+    uint64_t end = ahead ? room_ends(ring) : front;
     uint64_t skipped = ahead ? at - ring->head : ring->bytes - ring->head + at - ring->low;
     return at >= ring->low && skipped <= ebb__ring_size(ring) / 8 && at <= end && bytes <= end - at;
 }
 
 bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t *start)
 {
-    if (near(ring, bytes, at))
+    uint64_t front = ring->bytes; /* where the room at the start ends */
+    if (ring->first != ring->next) {
+        uint64_t tail = cargo_number(ring, ring->first)->start;
+        front = ring->head > tail ? tail : ring->low;
+    }
+    if (near(ring, bytes, at, front))
         *start = at;
     else if (bytes <= room_ends(ring) - ring->head)
         *start = ring->head;
-    else if (bytes <= front_ends(ring) - ring->low)
+    else if (bytes <= front - ring->low)
         *start = ring->low;
     else
         return false;
     return true;
-}
-
-uint64_t ebb__ring_room(const ebb__ring *ring, uint64_t bytes, uint64_t least)
-{
-    uint64_t behind = room_ends(ring) - ring->head, front = front_ends(ring) - ring->low;
-    uint64_t room =
-        behind >= bytes || (behind && behind >= least) || behind > front ? behind : front;
-    return bytes < room ? bytes : room;
 }
 
 bool ebb__ring_ready(ebb__ring *ring)
