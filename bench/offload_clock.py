@@ -9,7 +9,7 @@ card with figures divided likewise, every operator and every copy takes as long 
 (Elements have 4 bytes here, which this machine's processor is faster with, and 2 there.) One token
 remains one; it takes as long as reading the weights does.
 
-What is not divided is the size of a page: a quarter of the weights is one of them, or hardly less.
+What is not divided is the size of a page: the weights are 64 of them, each 100 MiB there or less.
 
 The clock knows no time of Python's but what it is told: so much for each launch. `--like` takes
 that from a file that bench/offload.py --json has printed on the GPU: from the steps of the plain
@@ -26,7 +26,6 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ LAUNCH_ITSELF = 2_000  # of which the clock knows these already: sim/functions.h
 # transformer). CARDS has what a large product reaches alone.
 FLOPS = 630e12
 
-SEGMENT = 2 << 20  # of PyTorch's, for small tensors
 WIDTHS = {"llama": (280, 4096), "dit": (176, 2048), "linears": (129, 1024)}  # here, and there
 
 
@@ -96,12 +94,6 @@ def make_small(name: str) -> Any:
     return Small(name, build, lambda count: made.get(count) or inputs(count), tokens)
 
 
-def with_a_segment(reference: Callable[..., int]) -> Callable[..., int]:
-    """The limit allows for one segment of PyTorch's more: what stays on the GPU needs one, and that
-    is hardly anything of the large model, but here it is the page that would not fit any more."""
-    return lambda *arguments: reference(*arguments) + SEGMENT
-
-
 def launches(kind: Any) -> int:
     """Of a step."""
     model, inputs = kind.make("cuda"), kind.inputs(1)
@@ -140,7 +132,6 @@ def run(name: str, like: Path | None, arguments: list[str]) -> int:
     host_time.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
     host_time(b"ebbsim_launch", max(0, launch - LAUNCH_ITSELF))
     offload_models.kinds = lambda small: {name: kind}
-    offload.Plain.reference = with_a_segment(offload.Plain.reference)
     sys.argv[1:] = ["--small", "--part", name, *arguments]
     status = offload.main()
     for hazard in ebbtide.sim.hazards():
