@@ -9,7 +9,7 @@ card with figures divided likewise, every operator and every copy takes as long 
 (Elements have 4 bytes here, which this machine's processor is faster with, and 2 there.) One token
 remains one; it takes as long as reading the weights does.
 
-What is not divided is the size of a page: the weights are 64 of them, each 100 MiB there or less.
+What is not divided is the size of a page: the weights are 64 of them.
 
 The clock knows no time of Python's but what it is told: so much for each launch. `--like` takes
 that from a file that bench/offload.py --json has printed on the GPU: from the steps of the plain
