@@ -210,6 +210,7 @@ static PyObject *end(PyObject *self, PyObject *by, bool was_used)
     if (!mover)
         return NULL;
     ebb_status status = EBB_OK;
+    l->users -= was_used && l->users > 0;
     for (size_t i = 0; i < l->cargo_count; i++) {
         ebb_status one = was_used ? ebb_mover_done(mover, l->cargoes[i], stream)
                                   : ebb_mover_drop(mover, l->cargoes[i]);
@@ -222,8 +223,6 @@ static PyObject *end(PyObject *self, PyObject *by, bool was_used)
 
 static PyObject *load_done(PyObject *self, PyObject *by)
 {
-    load *l = (load *)self;
-    l->users -= l->users > 0;
     return end(self, by, true);
 }
 

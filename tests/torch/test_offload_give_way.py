@@ -203,7 +203,7 @@ def test_two_threads_and_a_ring_that_comes_and_goes(free_room):
 
 
 class Blocks(nn.Module):
-    """One unit of several weights, which needs more than usual between the first two."""
+    """One unit of several weights, which can need more than usual behind each of them."""
 
     def __init__(self, count):
         super().__init__()
