@@ -522,9 +522,10 @@ EBB_API ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *lo
    is no ring. */
 EBB_API uint64_t ebb_mover_head(ebb_mover *mover);
 
-/* Whether a cargo of so many bytes would have room in the ring now. EBB_OK; EBB_OFFLOADED: it would not, or
-   there is no ring; EBB_INVALID, EBB_GONE, EBB_FORKED. */
-EBB_API ebb_status ebb_mover_has_room(ebb_mover *mover, uint64_t bytes);
+/* How many of so many bytes would have room in the ring now, in one piece: all, some or none. If there are
+   `least` before the ring's end, then these are meant, and not a place from its start on with room for more:
+   whoever fetches as many, and then the others, uses all of the ring. */
+EBB_API uint64_t ebb_mover_room(ebb_mover *mover, uint64_t bytes, uint64_t least);
 
 /*
  * Order what comes next on `stream` after the cargo's arrival. One ebb_mover_done() for each EBB_OK. A

@@ -97,10 +97,17 @@ static ebb_status send(load *l, ebb_mover *mover, unit *u, bool demand)
     uint64_t bytes;
     piece *pieces = unit_pieces(u, &all, &handle) + l->staged_count;
     size_t count = together(handle, pieces, all - l->staged_count, l->most, &bytes);
+    uint64_t last = l->cargo_count ? l->cargoes[l->cargo_count - 1] : 0, cargo = 0;
     /* A place of its own is looked for when the ring has one, too: to look is not for nothing. */
     uint64_t head = ebb_mover_head(mover);
-    if (!demand && bytes && head && ebb_mover_has_room(mover, bytes) == EBB_OFFLOADED)
-        return EBB_OFFLOADED;
+    uint64_t room = head && !demand ? ebb_mover_room(mover, bytes, bytes / 8) : bytes;
+    if (room < bytes) {
+        count = together(handle, pieces, all - l->staged_count, room, &bytes);
+        if (bytes > room) /* there is no room for one of them, there */
+            room = ebb_mover_room(mover, bytes, UINT64_MAX);
+        if (bytes > room)
+            return EBB_OFFLOADED;
+    }
     ebb_load few[FEW], *loads = count > FEW ? malloc(count * sizeof *loads) : few;
     if (!loads)
         return EBB_NO_HOST_MEMORY;
@@ -109,7 +116,6 @@ static ebb_status send(load *l, ebb_mover *mover, unit *u, bool demand)
                               .bytes = pieces[i].bytes,
                               .host = pieces[i].host,
                               .signature = pieces[i].signature};
-    uint64_t last = l->cargo_count ? l->cargoes[l->cargo_count - 1] : 0, cargo = 0;
     const ebb_fetch how = {
         .with = last, .at = last ? 0 : unit_near(u, head), .stage = unit_settled(u)};
     ebb_status status;

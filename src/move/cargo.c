@@ -80,7 +80,7 @@ static CUresult copy_in_parts(ebb_mover *mover, ebb__device *device, CUdeviceptr
                               const void *from, uint64_t bytes, ebb_status *status)
 {
     const uint64_t least =
-        ebb__ring_size(&mover->ring) / 32; /* less is not worth a copy of its own */
+        ebb__ring_size(&mover->ring) / 128; /* less is not worth a copy of its own */
     uint64_t at = to - mover->base, end = at + bytes;
     CUresult code = CUDA_SUCCESS;
     while (at < end && code == CUDA_SUCCESS && *status == EBB_OK) {

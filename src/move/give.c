@@ -1,96 +1,111 @@
 /*
- * Giving way: the ring loses an end, or both, in the middle of whatever goes on, because PyTorch would have
- * to do without.
+ * Giving way: the ring loses pages, in the middle of whatever goes on, because PyTorch would have to do
+ * without.
  *
- *   low                                        bytes
- *   |  dropped  |  in use  | ... |  in use  |  dropped  |
- *   |-- given --|                       |---- given ----|
+ *   |  given  |  in use  |  unused  |  given  |  in use  |
  *
- * What a cargo in use lies on, or lies between two of them, stays. Cargoes that nobody uses yet are dropped,
- * the newest first, and whoever comes for them finds them gone and fetches them again. A page is unpinned
- * with a ticket of the copy stream, which has been ordered behind all who have read there: so the core
- * takes it when that has passed, as it takes any weight's.
+ * What a cargo in use lies on stays. Cargoes that nobody uses yet are dropped, the newest first, and whoever
+ * comes for them finds them gone and fetches them again. The ring loses its ends before it falls into
+ * pieces, which have less room for cargoes than they have bytes. A page is unpinned with a ticket of the
+ * copy stream, which has been ordered behind all who have read there: so the core takes it when that has
+ * passed, as it takes any weight's.
  */
 #include "internal.h"
 #include "move.h"
 
-/* How large the page is that begins at, or holds, a place in the ring's VBAR. */
-static uint64_t page_bytes(const ebb__device *device, const ebb__vbar *vbar, uint64_t place)
+/* The page that begins at a place in the ring. */
+static ebb__span page_at(const ebb__device *device, const ebb__vbar *vbar, uint64_t start)
 {
-    bool large = place < atomic_load(&vbar->large_bytes);
-    return device->frame_bytes[large ? EBB__LARGE : EBB__SMALL]; /* never changes */
+    bool large = start < atomic_load(&vbar->large_bytes);
+    uint64_t bytes = device->frame_bytes[large ? EBB__LARGE : EBB__SMALL]; /* never changes */
+    return (ebb__span){.start = start, .end = start + bytes};
 }
 
-/* Where the ring would begin, and end, if it lost a page there. false: the page is in use. */
-static bool lower_end(const ebb__device *device, const ebb__vbar *vbar, uint64_t low, uint64_t from,
-                      uint64_t *end)
-{
-    *end = low + page_bytes(device, vbar, low);
-    return *end <= from;
-}
-
-static bool upper_end(const ebb__device *device, const ebb__vbar *vbar, uint64_t high, uint64_t to,
-                      uint64_t *end)
-{
-    *end = high > to ? high - page_bytes(device, vbar, high - 1) : high;
-    return *end < high && *end >= to;
-}
-
-/* How much of the ring could be given up. */
+/* How much of the ring could be given up. More pieces than there may be are left of it only if as many
+   cargoes are in use, each apart: what is behind them is not counted then. */
 static uint64_t could_give(const ebb_mover *mover, const ebb__device *device, const ebb__vbar *vbar)
 {
-    uint64_t low = mover->ring.low, high = mover->ring.bytes, from, to, end;
-    ebb__ring_in_use(&mover->ring, &from, &to);
-    if (from >= to)
-        return high - low;
-    while (lower_end(device, vbar, low, from, &end))
-        low = end;
-    while (upper_end(device, vbar, high, to, &end))
-        high = end;
-    return ebb__ring_size(&mover->ring) - (high - low);
+    const ebb__ring *ring = &mover->ring;
+    uint64_t bytes = 0;
+    size_t pieces = 0;
+    for (size_t i = 0; i < ring->piece_count; i++) {
+        bool before = false;
+        ebb__span page = {.end = ring->pieces[i].start};
+        while (page.end < ring->pieces[i].end && pieces < EBB__PIECES) {
+            page = page_at(device, vbar, page.end);
+            bool used = ebb__ring_in_use(ring, page.start, page.end);
+            pieces += used && !before;
+            before = used;
+            bytes += used ? 0 : page.end - page.start;
+        }
+    }
+    return bytes;
 }
 
-/* Give up one page, at an end of the ring. If the driver fails it stays a part of the ring; what was
-   dropped stays dropped. */
-static bool give_page(ebb_mover *mover, ebb__device *device, uint64_t start, uint64_t end)
+/* Whether it is better to lose one page than another, whose oldest unused cargo is `than`; 0: it has none. */
+static bool better(uint64_t oldest, uint64_t than)
+{
+    return than && (!oldest || oldest > than);
+}
+
+/*
+ * The page that is given up next: with nothing on it, or with what is needed last. One at an end of a piece,
+ * the upper end if it is as good; if there is none, the last before one that is in use, so that the
+ * next is at an end.
+ */
+static bool choose(const ebb_mover *mover, const ebb__device *device, const ebb__vbar *vbar,
+                   ebb__span *page)
+{
+    const ebb__ring *ring = &mover->ring;
+    bool found = false, at_end = false;
+    uint64_t least = 0;
+    for (size_t i = 0; i < ring->piece_count; i++) {
+        const ebb__span piece = ring->pieces[i];
+        ebb__span it = {.end = piece.start};
+        while (it.end < piece.end) {
+            it = page_at(device, vbar, it.end);
+            bool end = it.start == piece.start || it.end == piece.end;
+            if ((at_end && !end) || (!end && ring->piece_count == EBB__PIECES) ||
+                ebb__ring_in_use(ring, it.start, it.end))
+                continue;
+            uint64_t oldest = ebb__ring_unused(ring, it.start, it.end);
+            if (found && end == at_end && better(least, oldest))
+                continue;
+            found = true;
+            at_end = end;
+            least = oldest;
+            *page = it;
+        }
+    }
+    return found;
+}
+
+/* Give up one page. If the driver fails it stays a part of the ring; what was dropped stays dropped. */
+static bool give_page(ebb_mover *mover, ebb__device *device, ebb__span page)
 {
     ebb__ring *ring = &mover->ring;
     ebb__cargo *read;
     uint64_t unused;
-    while ((unused = ebb__ring_unused(ring, start, end)))
+    while ((unused = ebb__ring_unused(ring, page.start, page.end)))
         ebb__mover_lower(mover, ebb__ring_over(ring, ebb__ring_find(ring, unused)));
-    ebb_status status = ebb__mover_follow(mover, device, start, end);
-    while (status == EBB_OK && (read = ebb__ring_read(ring, start, end)))
+    ebb_status status = ebb__mover_follow(mover, device, page.start, page.end);
+    while (status == EBB_OK && (read = ebb__ring_read(ring, page.start, page.end)))
         status = ebb__mover_await(mover, device, read);
     if (status == EBB_OK)
-        status = ebb_vbar_unpin(mover->vbar, start, end - start, mover->stream);
+        status = ebb_vbar_unpin(mover->vbar, page.start, page.end - page.start, mover->stream);
     if (status != EBB_OK)
         return false;
-    mover->given_up += end - start;
-    ebb__ring_narrow(ring, start == ring->low ? end : ring->low,
-                     start == ring->low ? ring->bytes : start);
+    mover->given_up += page.end - page.start;
+    ebb__ring_cut(ring, page.start, page.end);
     return true;
 }
 
-/* From the end where less is lost: nothing that is out, or what is needed last. */
 static uint64_t give(ebb_mover *mover, ebb__device *device, const ebb__vbar *vbar, uint64_t bytes)
 {
-    const ebb__ring *ring = &mover->ring;
-    uint64_t given = 0, from, to, up, down;
-    while (given < bytes) {
-        ebb__ring_in_use(ring, &from, &to);
-        bool below = lower_end(device, vbar, ring->low, from, &up);
-        bool above = upper_end(device, vbar, ring->bytes, to, &down);
-        if (below && above) {
-            uint64_t lost_below = ebb__ring_unused(ring, ring->low, up);
-            uint64_t lost_above = ebb__ring_unused(ring, down, ring->bytes);
-            below = lost_above && (!lost_below || lost_below > lost_above);
-        }
-        uint64_t start = below ? ring->low : down, end = below ? up : ring->bytes;
-        if ((!below && !above) || !give_page(mover, device, start, end))
-            break;
-        given += end - start;
-    }
+    uint64_t given = 0;
+    ebb__span page;
+    while (given < bytes && choose(mover, device, vbar, &page) && give_page(mover, device, page))
+        given += page.end - page.start;
     return given;
 }
 

@@ -29,28 +29,36 @@ typedef struct ebb__cargo {
     ebb__flag *done;
 } ebb__cargo;
 
+/* A range of places in the ring. */
+typedef struct ebb__span {
+    uint64_t start, end;
+} ebb__span;
+
+enum { EBB__PIECES = 16 };
+
 /*
  * The ring: cargoes one behind the other, in the order of their numbers.
  *
- *   low          tail                 head           bytes
  *   |    past    | first | ... | next-1 |    past    |
+ *               tail                   head
  *
- * It is what is left of a piece of memory after some was given up, at either end or at both.
+ * It is what is left of a piece of memory after some was given up, at its ends or in the middle: a few
+ * pieces, seldom more than one. A cargo lies in one of them, and none goes across an end: what is left
+ * there is skipped, and so is what is before one that is to be in a certain place. The space of a cargo
+ * that is over is had again when every older one is over, too; it is then past, until one that comes to lie
+ * on it has been ordered behind `done`. Invariants, checked by ebb__ring_check():
  *
- * A cargo does not wrap: what is left at the end is skipped, and so is what is before one that is to be in
- * a certain place. The space of a cargo that is over is had again when every older one is over, too; it is
- * then past, until one that comes to lie on it has been ordered behind `done`. Invariants, checked by
- * ebb__ring_check():
- *
- *   1  cargoes, past ones included, lie in the ring and do not overlap; one that is over, and need not be
- *      waited for, may have lost its place
+ *   1  cargoes, past ones included, lie each in a piece and do not overlap; one that is over, and need not
+ *      be waited for, may have lost its place
  *   2  the first cargo is out; one is out as long as it is not over, and only then has `arrived`
  *   3  a past cargo has at least one event
  *   4  going round from the tail, cargoes come in the order of their numbers, and end at the head
- *   5  low <= head <= bytes
+ *   5  pieces have bytes, go up, and do not touch
  */
 typedef struct ebb__ring {
-    uint64_t low, bytes, head;
+    ebb__span pieces[EBB__PIECES];
+    size_t piece_count;
+    uint64_t head;
     uint64_t first, next; /* numbers: of the oldest that is not past, and of the one to come */
     ebb__cargo *cargoes;  /* number n at n % room */
     uint64_t room;        /* a power of two */
@@ -62,14 +70,15 @@ typedef struct ebb__ring {
 void ebb__ring_begin(ebb__ring *ring, uint64_t bytes);
 void ebb__ring_free(ebb__ring *ring);
 
-static inline uint64_t ebb__ring_size(const ebb__ring *ring)
-{
-    return ring->bytes - ring->low;
-}
+uint64_t ebb__ring_size(const ebb__ring *ring);
 
 /* Where `bytes` would go: at `at`, if that is near enough, or else as near as can be; false: there is no
    room now. */
 bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t *start);
+
+/* How many of `bytes` would have room now, in one piece: at the head, if that has room for `least` of them,
+   rather than where more have. */
+uint64_t ebb__ring_room(const ebb__ring *ring, uint64_t bytes, uint64_t least);
 
 /* Make sure that ebb__ring_add() finds memory for its books. */
 bool ebb__ring_ready(ebb__ring *ring);
@@ -99,17 +108,17 @@ uint64_t ebb__ring_free_until(const ebb__ring *ring, uint64_t from, uint64_t end
 uint64_t ebb__ring_used(const ebb__ring *ring);
 uint64_t ebb__ring_out(const ebb__ring *ring);
 
-/* Below `from` and above `to` no cargo is in use. If none is at all, that is the end and the start of the
-   ring. */
-void ebb__ring_in_use(const ebb__ring *ring, uint64_t *from, uint64_t *to);
+/* Whether a cargo that is in use lies on a range. */
+bool ebb__ring_in_use(const ebb__ring *ring, uint64_t start, uint64_t end);
 
 /* On a range: the number of the oldest cargo that is out and not in use, or 0; and one that is over, is not
    past yet, and has events, or NULL. */
 uint64_t ebb__ring_unused(const ebb__ring *ring, uint64_t start, uint64_t end);
 ebb__cargo *ebb__ring_read(const ebb__ring *ring, uint64_t start, uint64_t end);
 
-/* What is below `low` or above `bytes` is given up: nothing is out there, past, or has events. */
-void ebb__ring_narrow(ebb__ring *ring, uint64_t low, uint64_t bytes);
+/* A range of a piece is given up: nothing is out there, past, or has events. In the middle of it, there must be
+   room for one piece more. */
+void ebb__ring_cut(ebb__ring *ring, uint64_t start, uint64_t end);
 
 /* Which invariant does not hold; 0: all do. */
 int ebb__ring_check(const ebb__ring *ring);

@@ -16,9 +16,9 @@
  * the waits for it are queued, so a few events serve for ever.
  *
  * The ring is a VBAR, pinned as long as it is the ring: it counts as any weights do, gets its frames as
- * they do, and no fault is needed per cargo. Where PyTorch would have to do without, it loses an end, or
- * both (give.c): that is unpinned then, and goes as any weights do; the rest is the ring, until another
- * is made. What the core must not take from under a copy into a
+ * they do, and no fault is needed per cargo. Where PyTorch would have to do without, it loses pages
+ * that nobody uses (give.c): these are unpinned then, and go as any weights do; the rest is the ring, until
+ * another is made. What the core must not take from under a copy into a
  * weight's own pages, it knows from the tickets of the mover's stream, which it is told lasts.
  *
  * The mover's lock is taken before the device's, and held while work is queued, never while anything
@@ -182,7 +182,7 @@ static ebb_status begin_change(ebb_mover *mover)
 static ebb_status end_change(ebb_mover *mover, ebb_status status)
 {
     ebb__os_lock(&mover->mu);
-    if (mover->ring.bytes && !mover->pinned)
+    if (!mover->pinned)
         ebb__ring_begin(&mover->ring, 0);
     mover->changing = false;
     ebb__os_unlock(&mover->mu);
@@ -201,12 +201,16 @@ static ebb_status raze(ebb_mover *mover)
         if (!device)
             return status;
         ebb__os_lock(&mover->mu);
+        ebb__ring *ring = &mover->ring;
         status = ebb__mover_follow(mover, device, 0, mover->size);
+        while (status == EBB_OK && ring->piece_count) {
+            const ebb__span last = ring->pieces[ring->piece_count - 1];
+            status = ebb_vbar_unpin(mover->vbar, last.start, last.end - last.start, mover->stream);
+            if (status == EBB_OK)
+                ebb__ring_cut(ring, last.start, last.end);
+        }
         ebb__os_unlock(&mover->mu);
         ebb__mover_leave(device, &scope);
-        if (status == EBB_OK && ebb__ring_size(&mover->ring))
-            status = ebb_vbar_unpin(mover->vbar, mover->ring.low, ebb__ring_size(&mover->ring),
-                                    mover->stream);
         if (status != EBB_OK)
             return status;
         mover->pinned = false;
@@ -410,16 +414,14 @@ uint64_t ebb_mover_head(ebb_mover *mover)
     return head;
 }
 
-ebb_status ebb_mover_has_room(ebb_mover *mover, uint64_t bytes)
+uint64_t ebb_mover_room(ebb_mover *mover, uint64_t bytes, uint64_t least)
 {
-    uint64_t start;
-    ebb_status status = ebb__mover_there(mover);
-    if (status != EBB_OK)
-        return status;
+    if (ebb__mover_there(mover) != EBB_OK)
+        return 0;
     ebb__os_lock(&mover->mu);
-    bool room = !mover->changing && ebb__ring_place(&mover->ring, bytes, UINT64_MAX, &start);
+    uint64_t room = mover->changing ? 0 : ebb__ring_room(&mover->ring, bytes, least);
     ebb__os_unlock(&mover->mu);
-    return room ? EBB_OK : EBB_OFFLOADED;
+    return room;
 }
 
 ebb_status ebb_mover_get_stats(ebb_mover *mover, ebb_mover_stats *stats)
@@ -433,7 +435,7 @@ ebb_status ebb_mover_get_stats(ebb_mover *mover, ebb_mover_stats *stats)
     *stats = (ebb_mover_stats){
         .size = stats->size,
         .ring = ebb__ring_size(&mover->ring),
-        .address = ebb__ring_size(&mover->ring) ? mover->base + mover->ring.low : 0,
+        .address = ebb__ring_size(&mover->ring) ? mover->base + mover->ring.pieces[0].start : 0,
         .ring_used = ebb__ring_used(&mover->ring),
         .cargoes_out = ebb__ring_out(&mover->ring),
         .cargoes = mover->cargoes,

@@ -9,13 +9,26 @@ static ebb__cargo *cargo_number(const ebb__ring *ring, uint64_t number)
     return &ring->cargoes[number & (ring->room - 1)];
 }
 
+static bool lies_on(const ebb__cargo *cargo, uint64_t start, uint64_t end)
+{
+    return cargo->start < end && cargo->end > start;
+}
+
 void ebb__ring_begin(ebb__ring *ring, uint64_t bytes)
 {
-    ring->low = 0;
-    ring->bytes = bytes;
+    ring->pieces[0] = (ebb__span){.start = 0, .end = bytes};
+    ring->piece_count = bytes > 0;
     ring->head = 0;
     ring->next += !ring->next; /* 0 is no cargo */
     ring->first = ring->next;
+}
+
+uint64_t ebb__ring_size(const ebb__ring *ring)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < ring->piece_count; i++)
+        bytes += ring->pieces[i].end - ring->pieces[i].start;
+    return bytes;
 }
 
 void ebb__ring_free(ebb__ring *ring)
@@ -25,41 +38,93 @@ void ebb__ring_free(ebb__ring *ring)
     *ring = (ebb__ring){0};
 }
 
-/* Where the room at the head ends. */
-static uint64_t room_ends(const ebb__ring *ring)
+/* ---- places ------------------------------------------------------------------------------------------ */
+
+static bool is_empty(const ebb__ring *ring)
 {
-    if (ring->first == ring->next)
-        return ring->bytes;
-    uint64_t tail = cargo_number(ring, ring->first)->start;
-    return ring->head > tail ? ring->bytes : tail;
+    return ring->first == ring->next;
 }
 
-/* Whether `bytes` may be at `at`: there is room, and little is skipped. At the start, room ends at `front`. */
-static bool near(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t front)
+static uint64_t tail_of(const ebb__ring *ring)
 {
-    bool ahead = at >= ring->head;
-    uint64_t end = ahead ? room_ends(ring) : front;
-    uint64_t skipped = ahead ? at - ring->head : ring->bytes - ring->head + at - ring->low;
-    return at >= ring->low && skipped <= ebb__ring_size(ring) / 8 && at <= end && bytes <= end - at;
+    return cargo_number(ring, ring->first)->start;
+}
+
+/*
+ * The i-th stretch that is free, from the head on, round the end, to the tail; false: there are no more. A
+ * piece is a stretch, or what is free of it; the one with the head is the first and, from its start on, the
+ * last. It may be of no bytes.
+ */
+static bool stretch(const ebb__ring *ring, size_t i, ebb__span *free)
+{
+    size_t count = ring->piece_count, at = 0;
+    while (at < count && ring->pieces[at].end < ring->head)
+        at++;
+    at += i;
+    if (i > count || at > 2 * count || !count)
+        return false;
+    bool round = at >= count;
+    *free = ring->pieces[at % count];
+    if (!round && free->start < ring->head)
+        free->start = ring->head;
+    if (is_empty(ring))
+        return true;
+    uint64_t tail = tail_of(ring);
+    bool ahead = ring->head > tail; /* the tail is behind the head, and met after the end */
+    if (round && !ahead)
+        return false;
+    if (round == ahead && free->end > tail)
+        free->end = free->start < tail ? tail : free->start;
+    return true;
+}
+
+/* How much is free at a place. */
+static uint64_t free_at(const ebb__ring *ring, uint64_t at)
+{
+    ebb__span free;
+    for (size_t i = 0; stretch(ring, i, &free); i++)
+        if (at >= free.start && at < free.end)
+            return free.end - at;
+    return 0;
+}
+
+/* Whether `bytes` may be at `at`: there is room, and little is skipped. */
+static bool near(const ebb__ring *ring, uint64_t bytes, uint64_t at)
+{
+    uint64_t skipped = at - ring->head;
+    if (at < ring->head) /* round the end */
+        skipped = ring->pieces[ring->piece_count - 1].end - ring->head + at - ring->pieces[0].start;
+    return skipped <= ebb__ring_size(ring) / 8 && bytes <= free_at(ring, at);
 }
 
 bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t *start)
 {
-    uint64_t front = ring->bytes; /* where the room at the start ends */
-    if (ring->first != ring->next) {
-        uint64_t tail = cargo_number(ring, ring->first)->start;
-        front = ring->head > tail ? tail : ring->low;
+    ebb__span free;
+    *start = at;
+    if (ring->piece_count && near(ring, bytes, at))
+        return true;
+    for (size_t i = 0; stretch(ring, i, &free); i++) {
+        *start = free.start;
+        if (bytes <= free.end - free.start)
+            return true;
     }
-    if (near(ring, bytes, at, front))
-        *start = at;
-    else if (bytes <= room_ends(ring) - ring->head)
-        *start = ring->head;
-    else if (bytes <= front - ring->low)
-        *start = ring->low;
-    else
-        return false;
-    return true;
+    return false;
 }
+
+uint64_t ebb__ring_room(const ebb__ring *ring, uint64_t bytes, uint64_t least)
+{
+    uint64_t most = 0;
+    ebb__span free;
+    for (size_t i = 0; stretch(ring, i, &free); i++) {
+        uint64_t room = free.end - free.start;
+        most = most < room ? room : most;
+        if (most >= bytes || (most && most >= least))
+            break;
+    }
+    return bytes < most ? bytes : most;
+}
+
+/* ---- cargoes ----------------------------------------------------------------------------------------- */
 
 bool ebb__ring_ready(ebb__ring *ring)
 {
@@ -99,7 +164,7 @@ uint64_t ebb__ring_add(ebb__ring *ring, uint64_t start, uint64_t bytes, ebb__fla
 ebb__cargo *ebb__ring_extensible(const ebb__ring *ring, uint64_t number, uint64_t bytes)
 {
     ebb__cargo *cargo = number + 1 == ring->next ? ebb__ring_find(ring, number) : NULL;
-    return cargo && !cargo->users && bytes <= room_ends(ring) - ring->head ? cargo : NULL;
+    return cargo && !cargo->users && bytes <= free_at(ring, ring->head) ? cargo : NULL;
 }
 
 void ebb__ring_extend(ebb__ring *ring, ebb__cargo *cargo, uint64_t bytes)
@@ -131,7 +196,7 @@ ebb__flag *ebb__ring_over(ebb__ring *ring, ebb__cargo *cargo)
 ebb__cargo *ebb__ring_past(const ebb__ring *ring, uint64_t start, uint64_t end)
 {
     for (size_t i = 0; i < ring->past_count; i++)
-        if (ring->past[i].start < end && ring->past[i].end > start)
+        if (lies_on(&ring->past[i], start, end))
             return &ring->past[i];
     return NULL;
 }
@@ -153,10 +218,11 @@ void ebb__ring_forget(ebb__ring *ring, ebb__cargo *past)
 
 uint64_t ebb__ring_used(const ebb__ring *ring)
 {
-    if (ring->first == ring->next)
-        return 0;
-    uint64_t tail = cargo_number(ring, ring->first)->start;
-    return ring->head > tail ? ring->head - tail : ring->bytes - tail + ring->head - ring->low;
+    uint64_t bytes = is_empty(ring) ? 0 : ebb__ring_size(ring);
+    ebb__span free;
+    for (size_t i = 0; bytes && stretch(ring, i, &free); i++)
+        bytes -= free.end - free.start;
+    return bytes;
 }
 
 uint64_t ebb__ring_out(const ebb__ring *ring)
@@ -167,26 +233,23 @@ uint64_t ebb__ring_out(const ebb__ring *ring)
     return count;
 }
 
-/* ---- giving up an end of it ------------------------------------------------------------------------- */
+/* ---- giving up some of it --------------------------------------------------------------------------- */
 
-void ebb__ring_in_use(const ebb__ring *ring, uint64_t *from, uint64_t *to)
+bool ebb__ring_in_use(const ebb__ring *ring, uint64_t start, uint64_t end)
 {
-    *from = ring->bytes;
-    *to = ring->low;
     for (uint64_t n = ring->first; n != ring->next; n++) {
         const ebb__cargo *cargo = cargo_number(ring, n);
-        if (cargo->over || !cargo->users)
-            continue;
-        *from = *from < cargo->start ? *from : cargo->start;
-        *to = *to > cargo->end ? *to : cargo->end;
+        if (!cargo->over && cargo->users && lies_on(cargo, start, end))
+            return true;
     }
+    return false;
 }
 
 uint64_t ebb__ring_unused(const ebb__ring *ring, uint64_t start, uint64_t end)
 {
     for (uint64_t n = ring->first; n != ring->next; n++) {
         const ebb__cargo *cargo = cargo_number(ring, n);
-        if (!cargo->over && !cargo->users && cargo->start < end && cargo->end > start)
+        if (!cargo->over && !cargo->users && lies_on(cargo, start, end))
             return n;
     }
     return 0;
@@ -196,30 +259,38 @@ ebb__cargo *ebb__ring_read(const ebb__ring *ring, uint64_t start, uint64_t end)
 {
     for (uint64_t n = ring->first; n != ring->next; n++) {
         ebb__cargo *cargo = cargo_number(ring, n);
-        if (cargo->over && cargo->done && cargo->start < end && cargo->end > start)
+        if (cargo->over && cargo->done && lies_on(cargo, start, end))
             return cargo;
     }
     return NULL;
 }
 
-static uint64_t within(const ebb__ring *ring, uint64_t place)
+/* Take a range out of the piece that has it. */
+static void cut_piece(ebb__ring *ring, uint64_t start, uint64_t end)
 {
-    if (place < ring->low)
-        return ring->low;
-    return place < ring->bytes ? place : ring->bytes;
+    size_t i = 0, keep = 0;
+    while (ring->pieces[i].end < end)
+        i++;
+    const ebb__span left[] = {{ring->pieces[i].start, start}, {end, ring->pieces[i].end}};
+    for (size_t side = 0; side < 2; side++)
+        keep += left[side].start < left[side].end;
+    memmove(&ring->pieces[i + keep], &ring->pieces[i + 1],
+            (ring->piece_count - i - 1) * sizeof *ring->pieces);
+    ring->piece_count += keep - 1;
+    for (size_t side = 0; side < 2; side++)
+        if (left[side].start < left[side].end)
+            ring->pieces[i++] = left[side];
 }
 
-void ebb__ring_narrow(ebb__ring *ring, uint64_t low, uint64_t bytes)
+void ebb__ring_cut(ebb__ring *ring, uint64_t start, uint64_t end)
 {
-    ring->low = low;
-    ring->bytes = bytes;
-    ring->head = within(ring, ring->head);
+    cut_piece(ring, start, end);
     uint64_t last = ring->first; /* that keeps its place: the first does, it is out */
     for (uint64_t n = ring->first; n != ring->next; n++) {
         ebb__cargo *cargo = cargo_number(ring, n);
-        cargo->start = within(ring, cargo->start);
-        cargo->end = within(ring, cargo->end);
-        if (!cargo->over || cargo->done)
+        if (cargo->over && !cargo->done)
+            cargo->end = cargo->start; /* nobody has anything there any more */
+        else
             last = n;
     }
     /* What was dropped last is had again at once, or what is left of the room behind `last` could not be
@@ -239,18 +310,28 @@ static const ebb__cargo *any(const ebb__ring *ring, uint64_t i)
                                 : cargo_number(ring, ring->first + i - ring->past_count);
 }
 
+static bool in_a_piece(const ebb__ring *ring, const ebb__cargo *cargo)
+{
+    for (size_t i = 0; i < ring->piece_count; i++)
+        if (cargo->start >= ring->pieces[i].start && cargo->end <= ring->pieces[i].end)
+            return true;
+    return false;
+}
+
 int ebb__ring_check(const ebb__ring *ring)
 {
     uint64_t count = ring->past_count + (ring->next - ring->first);
-    if (ring->low > ring->bytes || ring->head < ring->low || ring->head > ring->bytes)
-        return 5;
+    for (size_t i = 0; i < ring->piece_count; i++)
+        if (ring->pieces[i].start >= ring->pieces[i].end ||
+            (i && ring->pieces[i].start <= ring->pieces[i - 1].end))
+            return 5;
     for (uint64_t i = 0; i < count; i++) {
         const ebb__cargo *a = any(ring, i);
         bool nothing = a->start == a->end && a->over && !a->done;
-        if ((a->start >= a->end && !nothing) || a->start < ring->low || a->end > ring->bytes)
+        if (!nothing && (a->start >= a->end || !in_a_piece(ring, a)))
             return 1;
         for (uint64_t k = 0; k < i; k++)
-            if (any(ring, k)->start < a->end && any(ring, k)->end > a->start)
+            if (lies_on(any(ring, k), a->start, a->end))
                 return 1;
         if (i < ring->past_count && !a->done)
             return 3;

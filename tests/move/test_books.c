@@ -1,4 +1,4 @@
-/* The books of a ring that loses its ends, without a GPU. */
+/* The books of a ring that loses its ends, and some of its middle, without a GPU. */
 #include <stdlib.h>
 
 #include "harness.h"
@@ -43,7 +43,7 @@ static void places_go_round_between_the_new_ends(void)
     uint64_t a = add(&ring, 40), b = add(&ring, 60);
     over(&ring, a, NULL);
     ebb__ring_find(&ring, b)->users = 1;
-    ebb__ring_narrow(&ring, 20, 100); /* a's place, or half of it */
+    ebb__ring_cut(&ring, 0, 20); /* a's place, or half of it */
     CHECK_EQ(ebb__ring_check(&ring), 0);
     CHECK_EQ(ebb__ring_used(&ring), 60);
     CHECK(!ebb__ring_place(&ring, 21, UINT64_MAX, &at));
@@ -52,7 +52,7 @@ static void places_go_round_between_the_new_ends(void)
     CHECK_EQ(start_of(&ring, c), 20);
     CHECK_EQ(ebb__ring_used(&ring), 80);
     over(&ring, b, NULL);
-    ebb__ring_narrow(&ring, 20, 70);
+    ebb__ring_cut(&ring, 70, 100);
     uint64_t d = add(&ring, 30);
     CHECK_EQ(start_of(&ring, d), 40);
     CHECK(!add(&ring, 1));
@@ -76,14 +76,11 @@ static void what_was_dropped_last_is_room_again(void)
 {
     ebb__ring ring = {0};
     ebb__flag read = {0};
-    uint64_t from, to;
     ebb__ring_begin(&ring, 100);
     uint64_t a = add(&ring, 30), b = add(&ring, 10), c = add(&ring, 20), d = add(&ring, 40);
-    ebb__ring_in_use(&ring, &from, &to);
-    CHECK(from == 100 && to == 0);
+    CHECK(!ebb__ring_in_use(&ring, 0, 100));
     ebb__ring_find(&ring, a)->users = 1;
-    ebb__ring_in_use(&ring, &from, &to);
-    CHECK(from == 0 && to == 30);
+    CHECK(ebb__ring_in_use(&ring, 29, 100) && !ebb__ring_in_use(&ring, 30, 100));
     CHECK_EQ(ebb__ring_unused(&ring, 0, 30), 0);
     CHECK_EQ(ebb__ring_unused(&ring, 35, 100), b);
     CHECK_EQ(ebb__ring_unused(&ring, 60, 61), d);
@@ -91,7 +88,7 @@ static void what_was_dropped_last_is_room_again(void)
     CHECK(ebb__ring_read(&ring, 0, 31) && !ebb__ring_read(&ring, 40, 100));
     over(&ring, c, NULL);
     over(&ring, d, NULL);
-    ebb__ring_narrow(&ring, 0, 70);
+    ebb__ring_cut(&ring, 70, 100);
     CHECK_EQ(ebb__ring_check(&ring), 0);
     CHECK_EQ(ring.head, 40); /* behind b, which has been read */
     CHECK(!ebb__ring_find(&ring, d));
@@ -104,11 +101,74 @@ static void what_was_dropped_last_is_room_again(void)
     ebb__ring_free(&ring);
 }
 
+/* a and b are in use, around the end: what is between them goes. */
+static void the_middle_goes_and_places_go_round_it(void)
+{
+    ebb__ring ring = {0};
+    uint64_t at;
+    ebb__ring_begin(&ring, 100);
+    uint64_t z = add(&ring, 80), a = add(&ring, 20);
+    over(&ring, z, NULL);
+    uint64_t b = add(&ring, 20), c = add(&ring, 10);
+    ebb__ring_find(&ring, a)->users = ebb__ring_find(&ring, b)->users = 1;
+    CHECK_EQ(start_of(&ring, c), 20);
+    over(&ring, c, NULL);
+    ebb__ring_cut(&ring, 25, 70);
+    CHECK_EQ(ebb__ring_check(&ring), 0);
+    CHECK_EQ(ebb__ring_size(&ring), 55);
+    CHECK_EQ(ebb__ring_used(&ring), 40);
+    /* From the head to the gap, or from behind it to the tail; never across. */
+    CHECK(ebb__ring_place(&ring, 5, UINT64_MAX, &at) && at == 20);
+    CHECK(ebb__ring_place(&ring, 6, UINT64_MAX, &at) && at == 70);
+    CHECK(ebb__ring_place(&ring, 5, 71, &at) && at == 20); /* that skips too much */
+    CHECK(ebb__ring_place(&ring, 6, 22, &at) && at == 70);
+    CHECK(!ebb__ring_place(&ring, 11, UINT64_MAX, &at));
+    CHECK_EQ(ebb__ring_room(&ring, 30, 1), 5);
+    CHECK_EQ(ebb__ring_room(&ring, 30, 6), 10);
+    CHECK_EQ(ebb__ring_room(&ring, 30, UINT64_MAX), 10);
+    uint64_t d = add(&ring, 5), e = add(&ring, 7);
+    CHECK_EQ(start_of(&ring, d), 20);
+    CHECK_EQ(start_of(&ring, e), 70);
+    CHECK_EQ(ebb__ring_used(&ring), 52);
+    CHECK(!ebb__ring_extensible(&ring, e, 4) && ebb__ring_extensible(&ring, e, 3));
+    CHECK(!add(&ring, 4)); /* the tail */
+    over(&ring, a, NULL);
+    uint64_t f = add(&ring, 23); /* all of the upper piece, up to its end */
+    CHECK_EQ(start_of(&ring, f), 77);
+    CHECK(!add(&ring, 1));
+    over(&ring, b, NULL);
+    over(&ring, d, NULL);
+    uint64_t g = add(&ring, 25);
+    CHECK_EQ(start_of(&ring, g), 0);
+    over(&ring, e, NULL);
+    ebb__ring_cut(&ring, 70, 77);
+    CHECK_EQ(ring.piece_count, 2);
+    over(&ring, g, NULL);
+    ebb__ring_cut(&ring, 0, 25); /* a piece as a whole */
+    CHECK_EQ(ebb__ring_check(&ring), 0);
+    CHECK_EQ(ring.piece_count, 1);
+    CHECK_EQ(ebb__ring_used(&ring), 23);
+    over(&ring, f, NULL);
+    ebb__ring_cut(&ring, 77, 100);
+    CHECK_EQ(ebb__ring_size(&ring), 0);
+    CHECK(!ebb__ring_place(&ring, 1, 80, &at) && ebb__ring_room(&ring, 1, 0) == 0);
+    ebb__ring_free(&ring);
+}
+
+/* The piece that has a range, if there may be one piece more. */
+static const ebb__span *piece_with(const ebb__ring *ring, uint64_t start, uint64_t end)
+{
+    for (size_t i = 0; i < ring->piece_count && ring->piece_count < EBB__PIECES; i++)
+        if (start >= ring->pieces[i].start && end <= ring->pieces[i].end)
+            return &ring->pieces[i];
+    return NULL;
+}
+
 /* Anything, in any order, as long as nothing that is in use is given up. */
 static void books_in_a_storm(void)
 {
     static ebb__flag read;
-    unsigned given = 0, round = 0, wrapped = 0;
+    unsigned given = 0, round = 0, wrapped = 0, middle = 0;
     for (unsigned seed = 1; seed <= 200; seed++) {
         unsigned state = seed;
         ebb__ring ring = {0};
@@ -132,13 +192,12 @@ static void books_in_a_storm(void)
                     over(&ring, n, cargo->users ? &read : NULL);
                 break;
             case 6: {
-                uint64_t from, to, some = 1 + (unsigned)rand_r(&state) % 4;
-                bool below = rand_r(&state) % 2;
-                ebb__ring_in_use(&ring, &from, &to);
-                if (ebb__ring_size(&ring) <= some ||
-                    (below ? ring.low + some > from : ring.bytes - some < to))
+                uint64_t start = (unsigned)rand_r(&state) % 64;
+                uint64_t end = start + 1 + (unsigned)rand_r(&state) % 4;
+                const ebb__span *piece = piece_with(&ring, start, end);
+                if (!piece || ebb__ring_in_use(&ring, start, end))
                     break;
-                uint64_t start = below ? ring.low : ring.bytes - some, end = start + some;
+                middle += start > piece->start && end < piece->end;
                 ebb__cargo *gone;
                 while ((n = ebb__ring_unused(&ring, start, end)))
                     over(&ring, n, NULL);
@@ -146,9 +205,9 @@ static void books_in_a_storm(void)
                     ebb__ring_forget(&ring, gone);
                 while ((gone = ebb__ring_read(&ring, start, end)))
                     gone->done = NULL;
-                ebb__ring_narrow(&ring, below ? end : ring.low, below ? ring.bytes : start);
+                ebb__ring_cut(&ring, start, end);
                 given++;
-                wrapped += ring.first != ring.next && ring.head <= from;
+                wrapped += ring.first != ring.next && ring.head <= start;
                 break;
             }
             default:
@@ -162,13 +221,14 @@ static void books_in_a_storm(void)
         }
         ebb__ring_free(&ring);
     }
-    CHECK(given > 500 && round > 1000 && wrapped > 100);
+    CHECK(given > 500 && round > 1000 && wrapped > 100 && middle > 200);
 }
 
 int main(void)
 {
     RUN(places_go_round_between_the_new_ends);
     RUN(what_was_dropped_last_is_room_again);
+    RUN(the_middle_goes_and_places_go_round_it);
     RUN(books_in_a_storm);
     return REPORT();
 }

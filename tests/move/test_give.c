@@ -72,7 +72,7 @@ static void a_ring_that_is_not_used_goes_and_comes_back_whole(void)
         CHECK(haul_right(&h, load.staged, load.offset, LARGE, h.compute));
         CHECK_EQ(ebb_mover_done(h.mover, cargo, h.compute), EBB_OK);
     }
-    CHECK_EQ(ebb_mover_has_room(h.mover, left + 1), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_room(h.mover, left + 1, UINT64_MAX), left);
     /* As it was, if there is room. */
     CHECK_EQ(ebb_mover_set_ring(h.mover, all), EBB_OFFLOADED);
     CHECK_EQ(haul_stats(&h).ring, left);
@@ -159,7 +159,7 @@ static void what_is_in_use_stays_and_the_newest_goes_first(void)
     haul_check(&h);
     /* More than is not in use: nothing goes. */
     CHECK_EQ(ebb_mover_use(h.mover, cargo[2], h.compute), EBB_OK);
-    CHECK_EQ(ask(&h, LARGE), 0);
+    CHECK_EQ(ask(&h, LARGE + SMALL), 0);
     CHECK_EQ(haul_stats(&h).cargoes_out, 3);
     CHECK_EQ(haul_stats(&h).ring, 3 * LARGE);
     CHECK(still_right(&h, cargo[1], &load[1]));
@@ -188,6 +188,55 @@ static void what_is_in_use_stays_and_the_newest_goes_first(void)
     CHECK(core_device_stats(&h.c).held <= 4 * LARGE);
     for (int i = 0; i < 2; i++)
         give_back(&h, segment[i]);
+    give_shut(&h);
+}
+
+/* One unit in use across the end of the ring: its middle is given, and the pieces are the ring. */
+static void the_middle_goes_if_the_ends_are_in_use(void)
+{
+    haul h;
+    give_open(&h, 6 * LARGE, 6 * LARGE, 8 * LARGE);
+    ebb_load load[5];
+    uint64_t cargo[5], segment[3], base = haul_stats(&h).address;
+    uint64_t first = haul_fetch(&h, &load[0], 0, 4 * LARGE);
+    cargo[0] = haul_fetch(&h, &load[0], 4 * LARGE, 2 * LARGE);
+    CHECK_EQ(ebb_mover_drop(h.mover, first), EBB_OK);
+    cargo[1] = haul_fetch(&h, &load[1], 0, LARGE);
+    cargo[2] = haul_fetch(&h, &load[2], LARGE, LARGE);
+    cargo[3] = haul_fetch(&h, &load[3], 2 * LARGE, LARGE);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ(ebb_mover_use(h.mover, cargo[i], h.compute), EBB_OK);
+    CHECK_EQ(ask(&h, 3 * LARGE + SMALL), 0);
+    CHECK_EQ(haul_stats(&h).given_up, 0);
+    /* What is nobody's, and then the newest. */
+    segment[0] = ask(&h, LARGE);
+    CHECK(segment[0] && haul_stats(&h).cargoes_out == 4);
+    write_to(&h, segment[0], LARGE);
+    segment[1] = ask(&h, SMALL);
+    CHECK(segment[1] && haul_stats(&h).cargoes_out == 3);
+    write_to(&h, segment[1], SMALL);
+    CHECK_EQ(ebb_mover_use(h.mover, cargo[3], h.compute), EBB_GONE);
+    CHECK_EQ(haul_stats(&h).ring, 5 * LARGE - SMALL);
+    haul_check(&h);
+    for (int i = 0; i < 2; i++)
+        CHECK(haul_right(&h, load[i].staged, load[i].offset, load[i].bytes, h.compute));
+    CHECK(still_right(&h, cargo[2], &load[2]));
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ(ebb_mover_done(h.mover, cargo[i], h.compute), EBB_OK);
+    /* Round and round, from piece to piece. */
+    for (uint64_t i = 0; i < 20; i++) {
+        cargo[4] = haul_fetch(&h, &load[4], i % 6 * LARGE, LARGE + i % 3 * SMALL);
+        uint64_t at = load[4].staged - base, end = at + load[4].bytes;
+        CHECK(end <= 3 * LARGE - SMALL || (at >= 4 * LARGE && end <= 6 * LARGE));
+        CHECK(still_right(&h, cargo[4], &load[4]));
+    }
+    segment[2] = ask(&h, 4 * LARGE); /* all of both */
+    CHECK(segment[2]);
+    write_to(&h, segment[2], 4 * LARGE);
+    for (int i = 0; i < 3; i++)
+        give_back(&h, segment[i]);
+    CHECK_EQ(ebb_mover_set_ring(h.mover, 6 * LARGE), EBB_OK);
+    CHECK_EQ(haul_stats(&h).ring, 6 * LARGE);
     give_shut(&h);
 }
 
@@ -548,6 +597,7 @@ int main(void)
     RUN(a_ring_that_is_not_used_goes_and_comes_back_whole);
     RUN(large_pages_are_given_as_a_whole);
     RUN(what_is_in_use_stays_and_the_newest_goes_first);
+    RUN(the_middle_goes_if_the_ends_are_in_use);
     RUN(the_end_is_chosen);
     RUN(readers_are_waited_for);
     RUN(weights_go_before_the_ring_does);

@@ -67,14 +67,33 @@ static void a_part_waits_for_its_own_place(void)
     CHECK_EQ(h.c.driver.cuStreamQuery(s), CUDA_SUCCESS);
     CHECK_EQ(ebb_mover_done(h.mover, third, h.compute), EBB_OK);
     /* On one, or with little on the other: in one. */
-    uint64_t fourth = haul_fetch(&h, &a, 0, LARGE - SMALL / 4);
+    uint64_t fourth = haul_fetch(&h, &a, 0, LARGE - SMALL / 16);
     CHECK_EQ(haul_stats(&h).copies, copies + 3);
     haul_use(&h, fourth, &a, 1000, t);
-    second = haul_fetch(&h, &b, LARGE, SMALL / 4);
+    second = haul_fetch(&h, &b, LARGE, SMALL / 16);
     haul_use(&h, second, &b, 1000, s);
     copies = haul_stats(&h).copies;
     CHECK_EQ(ebb_mover_drop(h.mover, haul_fetch(&h, &c, 2 * LARGE, LARGE)), EBB_OK);
     CHECK_EQ(haul_stats(&h).copies, copies + 1);
+    haul_shut(&h);
+}
+
+static void what_is_left_before_the_end_is_used_if_it_is_worth_it(void)
+{
+    haul h;
+    haul_open(&h, 8 * LARGE, 8 * SMALL, 4 * LARGE);
+    haul_stage_all(&h);
+    ebb_load a, b;
+    CHECK_EQ(ebb_mover_room(h.mover, 9 * SMALL, 1), 8 * SMALL);
+    uint64_t first = haul_fetch(&h, &a, 0, 4 * SMALL),
+             second = haul_fetch(&h, &b, LARGE, 2 * SMALL);
+    CHECK_EQ(ebb_mover_room(h.mover, SMALL, SMALL), SMALL);
+    CHECK_EQ(ebb_mover_room(h.mover, 3 * SMALL, UINT64_MAX), 2 * SMALL);
+    haul_use(&h, first, &a, 1000, h.compute);
+    CHECK_EQ(ebb_mover_room(h.mover, 3 * SMALL, 2 * SMALL), 2 * SMALL);
+    CHECK_EQ(ebb_mover_room(h.mover, 3 * SMALL, 2 * SMALL + 1), 3 * SMALL);
+    CHECK_EQ(ebb_mover_room(h.mover, 5 * SMALL, UINT64_MAX), 4 * SMALL);
+    CHECK_EQ(ebb_mover_drop(h.mover, second), EBB_OK);
     haul_shut(&h);
 }
 
@@ -125,8 +144,8 @@ static void places_come_free_from_the_oldest_on(void)
         cargo[i] = haul_fetch(&h, &load[i], i * LARGE, SMALL);
     ebb_load more = haul_load(&h, 0, SMALL);
     CHECK_EQ(haul_stats(&h).ring_used, 4 * SMALL);
-    CHECK_EQ(ebb_mover_has_room(h.mover, 1), EBB_OFFLOADED);
-    CHECK_EQ(ebb_mover_has_room(NULL, 1), EBB_INVALID);
+    CHECK_EQ(ebb_mover_room(h.mover, 1, 1), 0);
+    CHECK_EQ(ebb_mover_room(NULL, 1, 1), 0);
     CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, &more, 1, NULL, &none), EBB_OFFLOADED);
     haul_use(&h, cargo[2], &load[2], 1000, h.compute);
     CHECK_EQ(ebb_mover_drop(h.mover, cargo[1]), EBB_OK);
@@ -135,8 +154,8 @@ static void places_come_free_from_the_oldest_on(void)
     CHECK_EQ(haul_stats(&h).no_room, 2);
     haul_use(&h, cargo[0], &load[0], 1000, h.compute);
     CHECK_EQ(haul_stats(&h).ring_used, SMALL);
-    CHECK_EQ(ebb_mover_has_room(h.mover, 3 * SMALL), EBB_OK);
-    CHECK_EQ(ebb_mover_has_room(h.mover, 3 * SMALL + 1), EBB_OFFLOADED);
+    CHECK_EQ(ebb_mover_room(h.mover, 3 * SMALL, 1), 3 * SMALL);
+    CHECK_EQ(ebb_mover_room(h.mover, 3 * SMALL + 1, 1), 3 * SMALL);
     /* Three quarters at once, from the start. */
     cargo[4] = haul_fetch(&h, &load[4], 0, 3 * SMALL);
     CHECK_EQ(load[4].staged, load[0].staged);
@@ -596,6 +615,7 @@ int main(void)
 {
     RUN(a_copy_waits_for_those_whose_place_it_takes_and_for_nobody_else);
     RUN(a_part_waits_for_its_own_place);
+    RUN(what_is_left_before_the_end_is_used_if_it_is_worth_it);
     RUN(every_user_of_a_place_is_waited_for);
     RUN(places_come_free_from_the_oldest_on);
     RUN(a_cargo_grows_until_it_is_used);

@@ -220,7 +220,6 @@ class Blocks(nn.Module):
         return h
 
 
-@pytest.mark.xfail(strict=True, reason="a unit in use across the ring's end is at both ends of it")
 def test_a_unit_across_the_end_of_the_ring(free_room):
     model = nn.Sequential(*(Blocks(3 if i == 3 else 4) for i in range(11)))  # of 4 MiB each
     inputs = torch.randn(1, WIDTH // 2, device="cuda")

@@ -325,7 +325,8 @@ def test_many_small_layers_come_in_one_part_where_half_of_them_stays(free_room, 
     for _ in range(4):
         assert torch.equal(model(inputs), expected)
     now = ours.mover.stats()
-    assert 0 < now["cargoes"] - before["cargoes"] <= 4 * len(coming)
+    rounds = sum(u.bytes - u.resident for u in coming) // ours.station.ring + 1  # one is in two
+    assert 0 < now["cargoes"] - before["cargoes"] <= 4 * (len(coming) + rounds)
 
 
 @torch.no_grad()

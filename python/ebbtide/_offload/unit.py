@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 VIEWS = 16  # places in the ring for which a unit's tensors are kept
 COMPILE_BY = torch._C._dynamo.eval_frame.set_eval_frame
-GROUPS = 8  # weights that lie side by side are one, up to this part of a unit
+# Weights that lie side by side are one, up to this part of a unit: one that finds no room in the
+# ring, or would go across its end, waits for the unit before, and the GPU waits for it.
+GROUPS = 64
 
 
 class Binding:
@@ -117,10 +119,10 @@ class Unit(_core.Unit):
     ) -> None:
         pieces = {id(b.piece): b.piece for b in bindings}
         ordered = sorted(pieces.values(), key=lambda p: offsets[id(p)])
-        most = sum(p.nbytes for p in ordered) // GROUPS
         self.groups: list[Group] = []
         self.numbers: dict[int, int] = {}  # by piece: its group
         self.offsets = {key: offsets[key] for key in pieces}
+        most = sum(p.nbytes for p in ordered) // GROUPS
         alone = True
         for piece in ordered:
             at = offsets[id(piece)]
