@@ -9,6 +9,9 @@ copies as many bytes. Both are measured in the same run. The limit is what must 
 activations, and two of the largest units; the resident model lies beside it, for comparison, and is
 not counted.
 
+Figures are medians. Where the host is all the bound, and shared with others, medians say how
+disturbed it was; `at best` is then what to look at: the same of the shortest of each time.
+
 Parts: llama, dit, linears (shares of them resident); resident (all of it); accelerate; generate.
 """
 
@@ -17,21 +20,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import gc
 import json
-import math
-import operator
-import os
-import random
 import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import offload_models as models
 import torch
+from offload_timing import Link, Turns, empty, timed, used
 from torch import nn
 
 import ebbtide
@@ -78,6 +77,7 @@ COLUMNS = (
     ("step", "step", "ms", "9.3f"),
     ("bound", "bound", "ms", "9.3f"),
     ("share_of_bound", "of bound", "%", "8.1f"),
+    ("share_of_bound_at_best", "at best", "%", "8.1f"),
     ("resident_step", "resident", "ms", "9.3f"),
     ("resident_step_beside_copies", "beside", "ms", "9.3f"),
     ("link_time", "link", "ms", "9.3f"),
@@ -107,186 +107,15 @@ def row(name: str, tokens: int, share: int, values: dict[str, float]) -> None:
         print(f"{tokens:>7} {share:>5}% " + " ".join(cells), flush=True)
 
 
-# ---- measuring -----------------------------------------------------------------------------------
+# ---- cases ---------------------------------------------------------------------------------------
 
 
-def empty() -> None:
-    gc.collect()
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()  # PyTorch keeps them for good otherwise
-    torch.cuda.empty_cache()
+def make_link() -> Link:
+    return Link(32 * MIB) if options.small else Link()
 
 
-def used() -> int:
-    free, total = torch.cuda.mem_get_info()
-    return total - free
-
-
-def timed(function: Callable[[], Any], steps: int = 1) -> float:
-    """Milliseconds of one of several steps in a row, by the GPU's clock.
-
-    Two go before: what is brought ahead of a step is brought during the ones before it, and so the
-    clock must neither start with everything there nor stop while something is still to come.
-    """
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    for _ in range(2):
-        function()
-    start.record()
-    for _ in range(steps):
-        function()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / steps
-
-
-SHORT = 100  # milliseconds; shorter steps are mostly the host's
-
-
-class Spin:
-    """A little of Python, and of looking at memory that is in no cache: models of many layers are
-    both."""
-
-    FAR, SOME = 1 << 20, 1 << 14
-
-    def __init__(self) -> None:
-        self.far = list(range(1 << 20, (1 << 20) + self.FAR))  # numbers with memory of their own
-        random.Random(0).shuffle(self.far)
-        self.at = 0
-
-    def __call__(self) -> float:
-        """How long that takes, on the processor that it is on."""
-        took = []
-        for _ in range(3):
-            start = time.perf_counter()
-            for _ in range(self.SOME):
-                pass
-            sum(self.far[self.at : self.at + self.SOME])
-            took.append(time.perf_counter() - start)
-            self.at = (self.at + self.SOME) % self.FAR
-        return min(took)
-
-
-class Core:
-    """A processor to measure short steps on. They are the host's, and on a shared machine any of
-    its processors may be half as fast, for a fraction of a second or for minutes, because of a
-    neighbour. So one that is quick is taken; and what was measured while it was disturbed is
-    measured again. What tells is a loop before and after, not what is measured."""
-
-    best: ClassVar[float] = math.inf  # so long it has taken on one that was quiet, at some time
-    spin: ClassVar[Spin | None] = None
-    TRIES = 4
-
-    def __init__(self, *, matters: bool) -> None:
-        can = matters and hasattr(os, "sched_setaffinity")
-        self.all = sorted(os.sched_getaffinity(0)) if can else []
-        if self.all and Core.spin is None:
-            Core.spin = Spin()
-
-    def take(self) -> None:
-        """The quickest there is now, if this one is not quiet."""
-        if self.is_quiet():
-            return
-        speeds = {}
-        for number in self.all:
-            os.sched_setaffinity(0, {number})
-            speeds[number] = self.spin()
-        number = min(speeds, key=speeds.__getitem__)
-        os.sched_setaffinity(0, {number})
-        Core.best = min(Core.best, speeds[number])
-
-    def is_quiet(self) -> bool:
-        return self.spin is None or not self.all or self.spin() < 1.15 * self.best < math.inf
-
-    def timed(self, function: Callable[[], Any]) -> tuple[float, bool]:
-        """Milliseconds of a step, and whether nobody disturbed it."""
-        for _ in range(self.TRIES):
-            self.take()
-            took = timed(function)
-            if quiet := self.is_quiet():
-                break
-        return took, quiet
-
-    def leave(self) -> None:
-        if self.all:
-            os.sched_setaffinity(0, self.all)
-
-
-class Turns:
-    """Measurements that are taken in turn, round by round; every other one backwards, so that what
-    gets slower or faster meanwhile does so for all. Of the rounds in which the host was not
-    disturbed, if there are three, medians: of times, and of the ratios of what was measured in the
-    same round."""
-
-    def __init__(self, functions: dict[str, Callable[[], Any]], seconds: float) -> None:
-        turns = list(functions.items())
-        core = Core(matters=not options.small and timed(turns[0][1]) < SHORT)
-        least, most = (1, 1) if options.small else (3, options.rounds or 100)
-        quiet, others = [], []
-        start = time.perf_counter()
-        while (count := len(quiet) + len(others)) < least or (
-            count < most and time.perf_counter() - start < seconds
-        ):
-            order = turns if count % 2 else turns[::-1]
-            found = {name: core.timed(f) for name, f in order}
-            calm = all(undisturbed for _, undisturbed in found.values())
-            (quiet if calm else others).append({name: took for name, (took, _) in found.items()})
-        core.leave()
-        self.disturbed = len(others)
-        self.rounds = quiet if len(quiet) >= 3 else quiet + others
-
-    def median(self, value: str | Callable[[dict[str, float]], float]) -> float:
-        of = value if callable(value) else operator.itemgetter(value)
-        return statistics.median(of(round_) for round_ in self.rounds)
-
-    def spread(self, value: Callable[[dict[str, float]], float]) -> str:
-        values = [value(round_) for round_ in self.rounds]
-        low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-        words = f"{middle:.1f} %, half of {len(values)} rounds from {low:.1f} to {high:.1f}"
-        return f"{words}; {self.disturbed} more were disturbed"
-
-
-class Link:
-    """A bare loop of large copies from pinned memory, on a stream of its own."""
-
-    def __init__(self) -> None:
-        self.size = 32 * MIB if options.small else 512 * MIB
-        self.host = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
-        self.host.fill_(1)
-        self.target = torch.empty(self.size, dtype=torch.uint8, device="cuda")
-        self.stream = torch.cuda.Stream()
-        rates = []
-        for _ in range(5):
-            rates.append(self.size / timed(self._copy, 4) * 1e3)
-        self.rate = max(rates)
-
-    def _copy(self) -> None:
-        self.target.copy_(self.host, non_blocking=True)
-
-    def beside(self, function: Callable[[], Any], size: int) -> Callable[[], Any]:
-        """The function, and beside it copies of so many bytes."""
-
-        copies = self.only(size)
-
-        def both() -> Any:
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                copies()
-            return function()
-
-        return both
-
-    def only(self, size: int) -> Callable[[], Any]:
-        """Copies of so many bytes."""
-
-        def copies() -> None:
-            left = size
-            while left > 0:
-                part = min(left, self.size)
-                self.target[:part].copy_(self.host[:part], non_blocking=True)
-                left -= part
-
-        return copies
+def take_turns(functions: dict[str, Callable[[], Any]], seconds: float) -> Turns:
+    return Turns(functions, seconds, options.rounds or int(options.small))
 
 
 def flat(result: Any) -> list[torch.Tensor]:
@@ -417,7 +246,7 @@ def on_tokens(
         "resident_step_beside_copies": link.beside(resident, to_stream),
         "link_time": link.only(to_stream),
     }
-    turns = Turns(functions, 9)
+    turns = take_turns(functions, 9)
     watch.look()
     same = same and equal(flat(model(*inputs)), plain.known[tokens])
     stats = handle.stats()
@@ -430,9 +259,10 @@ def on_tokens(
 
     say(f"{kind.name} {tokens} tokens {share} %: {turns.spread(share_of_bound)}")
     values = {
-        **{name: turns.median(name) for name in turns.rounds[0]},
+        **{name: turns.median(name) for name in functions},
         "bound": turns.median(bound),
         "share_of_bound": turns.median(share_of_bound),
+        "share_of_bound_at_best": share_of_bound({name: turns.least(name) for name in functions}),
         "streamed": (stats["streamed"] + stats["filled"] - before) / (counted + 1) / MIB,
         "to_stream": to_stream / MIB,
         "held": watch.held / MIB,
@@ -451,7 +281,7 @@ def on_tokens(
 
 def shares_of(name: str) -> None:
     kind = models.kinds(options.small)[name]
-    link = Link()
+    link = make_link()
     plain = Plain(kind)
     title = f"{name}: {plain.weights / MIB:.0f} MiB of weights, link {link.rate / 1e9:.2f} GB/s"
     heading(title)
@@ -487,7 +317,7 @@ def resident_of(kind: models.Kind) -> None:
             "plain": lambda inputs=inputs: plain.model(*inputs),
             "offloaded": lambda inputs=inputs: model(*inputs),
         }
-        turns = Turns(functions, 10)
+        turns = take_turns(functions, 10)
 
         def more(turn: dict[str, float]) -> float:
             return (turn["offloaded"] / turn["plain"] - 1) * 100
@@ -498,6 +328,8 @@ def resident_of(kind: models.Kind) -> None:
         tell(f"{name}_plain", turns.median("plain"), "ms")
         tell(f"{name}_offloaded", turns.median("offloaded"), "ms")
         tell(f"{name}_more", turns.median(more), "%")
+        best = {which: turns.least(which) for which in functions}
+        tell(f"{name}_more_at_best", more(best), "%")
         tell(f"{name}_resident", stats["resident"] / stats["bytes"] * 100, "%")
         tell(f"{name}_bit_equal", same, "of 1")
         if not same:
@@ -651,7 +483,7 @@ def measure_generate() -> None:
     activations = torch.cuda.max_memory_reserved() - before
     del plain
     model = make("cpu")
-    link = Link()
+    link = make_link()
     unlimited()
     base = torch.cuda.memory_reserved()
     handle = ebbtide.offload(model, limit=base + weights)

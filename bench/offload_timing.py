@@ -1,0 +1,202 @@
+"""Time that is the GPU's or the host's, taken so that two of them can be compared."""
+
+from __future__ import annotations
+
+import gc
+import math
+import operator
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+
+def empty() -> None:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()  # PyTorch keeps them for good otherwise
+    torch.cuda.empty_cache()
+
+
+def used() -> int:
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def timed(function: Callable[[], Any], steps: int = 1) -> float:
+    """Milliseconds of one of several steps in a row, by the GPU's clock.
+
+    Two go before: what is brought ahead of a step is brought during the ones before it, and so the
+    clock must neither start with everything there nor stop while something is still to come.
+    """
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    for _ in range(2):
+        function()
+    start.record()
+    for _ in range(steps):
+        function()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / steps
+
+
+SHORT = 100  # milliseconds; shorter steps are mostly the host's
+
+
+class Spin:
+    """A little of Python, and of looking at memory that is in no cache: models of many layers are
+    both."""
+
+    FAR, SOME = 1 << 20, 1 << 14
+
+    def __init__(self) -> None:
+        self.far = list(range(1 << 20, (1 << 20) + self.FAR))  # numbers with memory of their own
+        random.Random(0).shuffle(self.far)
+        self.at = 0
+
+    def __call__(self) -> float:
+        """How long that takes, on the processor that it is on."""
+        took = []
+        for _ in range(3):
+            start = time.perf_counter()
+            for _ in range(self.SOME):
+                pass
+            sum(self.far[self.at : self.at + self.SOME])
+            took.append(time.perf_counter() - start)
+            self.at = (self.at + self.SOME) % self.FAR
+        return min(took)
+
+
+class Core:
+    """A processor to measure short steps on. They are the host's, and on a shared machine any of
+    its processors may be half as fast, for a fraction of a second or for minutes, because of a
+    neighbour. So one that is quick is taken; and what was measured while it was disturbed is
+    measured again. What tells is a loop before and after, not what is measured."""
+
+    best: ClassVar[float] = math.inf  # so long it has taken on one that was quiet, at some time
+    spin: ClassVar[Spin | None] = None
+    TRIES = 4
+
+    def __init__(self, *, matters: bool) -> None:
+        can = matters and hasattr(os, "sched_setaffinity")
+        self.all = sorted(os.sched_getaffinity(0)) if can else []
+        if self.all and Core.spin is None:
+            Core.spin = Spin()
+
+    def take(self) -> None:
+        """The quickest there is now, if this one is not quiet."""
+        if self.is_quiet():
+            return
+        speeds = {}
+        for number in self.all:
+            os.sched_setaffinity(0, {number})
+            speeds[number] = self.spin()
+        number = min(speeds, key=speeds.__getitem__)
+        os.sched_setaffinity(0, {number})
+        Core.best = min(Core.best, speeds[number])
+
+    def is_quiet(self) -> bool:
+        return self.spin is None or not self.all or self.spin() < 1.15 * self.best < math.inf
+
+    def timed(self, function: Callable[[], Any]) -> tuple[float, bool]:
+        """Milliseconds of a step, and whether nobody disturbed it."""
+        for _ in range(self.TRIES):
+            self.take()
+            took = timed(function)
+            if quiet := self.is_quiet():
+                break
+        return took, quiet
+
+    def leave(self) -> None:
+        if self.all:
+            os.sched_setaffinity(0, self.all)
+
+
+class Turns:
+    """Measurements that are taken in turn, round by round; every other one backwards, so that what
+    gets slower or faster meanwhile does so for all. Of the rounds in which the host was not
+    disturbed, if there are three, medians: of times, and of the ratios of what was measured in the
+    same round."""
+
+    def __init__(
+        self, functions: dict[str, Callable[[], Any]], seconds: float, rounds: int = 0
+    ) -> None:
+        """For some seconds, or just so many rounds."""
+        turns = list(functions.items())
+        core = Core(matters=rounds != 1 and timed(turns[0][1]) < SHORT)
+        least, most = (rounds, rounds) if rounds else (3, 100)
+        quiet, others = [], []
+        start = time.perf_counter()
+        while (count := len(quiet) + len(others)) < least or (
+            count < most and time.perf_counter() - start < seconds
+        ):
+            order = turns if count % 2 else turns[::-1]
+            found = {name: core.timed(f) for name, f in order}
+            calm = all(undisturbed for _, undisturbed in found.values())
+            (quiet if calm else others).append({name: took for name, (took, _) in found.items()})
+        core.leave()
+        self.disturbed = len(others)
+        self.all = quiet + others
+        self.rounds = quiet if len(quiet) >= 3 else quiet + others
+
+    def least(self, name: str) -> float:
+        """The time that was not disturbed, if any was not: a neighbour makes nothing quicker."""
+        return min(round_[name] for round_ in self.all)
+
+    def median(self, value: str | Callable[[dict[str, float]], float]) -> float:
+        of = value if callable(value) else operator.itemgetter(value)
+        return statistics.median(of(round_) for round_ in self.rounds)
+
+    def spread(self, value: Callable[[dict[str, float]], float]) -> str:
+        values = [value(round_) for round_ in self.rounds]
+        low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+        words = f"{middle:.1f} %, half of {len(values)} rounds from {low:.1f} to {high:.1f}"
+        return f"{words}; {self.disturbed} more were disturbed"
+
+
+class Link:
+    """A bare loop of large copies from pinned memory, on a stream of its own."""
+
+    def __init__(self, size: int = 512 << 20) -> None:
+        self.size = size
+        self.host = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
+        self.host.fill_(1)
+        self.target = torch.empty(self.size, dtype=torch.uint8, device="cuda")
+        self.stream = torch.cuda.Stream()
+        rates = []
+        for _ in range(5):
+            rates.append(self.size / timed(self._copy, 4) * 1e3)
+        self.rate = max(rates)
+
+    def _copy(self) -> None:
+        self.target.copy_(self.host, non_blocking=True)
+
+    def beside(self, function: Callable[[], Any], size: int) -> Callable[[], Any]:
+        """The function, and beside it copies of so many bytes."""
+
+        copies = self.only(size)
+
+        def both() -> Any:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                copies()
+            return function()
+
+        return both
+
+    def only(self, size: int) -> Callable[[], Any]:
+        """Copies of so many bytes."""
+
+        def copies() -> None:
+            left = size
+            while left > 0:
+                part = min(left, self.size)
+                self.target[:part].copy_(self.host[:part], non_blocking=True)
+                left -= part
+
+        return copies
