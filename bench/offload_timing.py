@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import operator
 import os
@@ -43,6 +44,49 @@ def timed(function: Callable[[], Any], steps: int = 1) -> float:
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / steps
+
+
+class Marks:
+    """Events between the layers of a step."""
+
+    def __init__(self) -> None:
+        self.events: list[torch.cuda.Event] = []
+        self.count = 0
+        self.on = False
+
+    def record(self) -> None:
+        if self.count == len(self.events):
+            self.events.append(torch.cuda.Event(enable_timing=True))
+        self.events[self.count].record()
+        self.count += 1
+
+    def times(self) -> list[float]:
+        """Milliseconds from each to the next."""
+        events = self.events[: self.count]
+        return [one.elapsed_time(next_) for one, next_ in itertools.pairwise(events)]
+
+
+marks = Marks()
+
+
+def mark() -> None:
+    """Models call it between layers."""
+    if marks.on:
+        marks.record()
+
+
+def timed_in_parts(function: Callable[[], Any]) -> list[float]:
+    """One step, as timed() does it, from mark to mark."""
+    torch.cuda.synchronize()
+    for _ in range(2):
+        function()
+    marks.on, marks.count = True, 0
+    mark()
+    function()
+    mark()
+    marks.on = False
+    torch.cuda.synchronize()
+    return marks.times()
 
 
 SHORT = 100  # milliseconds; shorter steps are mostly the host's
@@ -103,14 +147,15 @@ class Core:
     def is_quiet(self) -> bool:
         return self.spin is None or not self.all or self.spin() < 1.15 * self.best < math.inf
 
-    def timed(self, function: Callable[[], Any]) -> tuple[float, bool]:
-        """Milliseconds of a step, and whether nobody disturbed it."""
+    def timed(self, function: Callable[[], Any]) -> tuple[list[list[float]], bool]:
+        """The parts of some steps, and whether nobody disturbed the last one."""
+        tries = []
         for _ in range(self.TRIES):
             self.take()
-            took = timed(function)
+            tries.append(timed_in_parts(function))
             if quiet := self.is_quiet():
                 break
-        return took, quiet
+        return tries, quiet
 
     def leave(self) -> None:
         if self.all:
@@ -121,7 +166,11 @@ class Turns:
     """Measurements that are taken in turn, round by round; every other one backwards, so that what
     gets slower or faster meanwhile does so for all. Of the rounds in which the host was not
     disturbed, if there are three, medians: of times, and of the ratios of what was measured in the
-    same round."""
+    same round.
+
+    And what a step would have taken on a host that nobody disturbs, if the host is what it waits
+    for: of each part of it, from mark to mark, the shortest time of all. A neighbour makes nothing
+    quicker; what a part takes in every step, it takes in that one."""
 
     def __init__(
         self, functions: dict[str, Callable[[], Any]], seconds: float, rounds: int = 0
@@ -131,6 +180,7 @@ class Turns:
         core = Core(matters=rounds != 1 and timed(turns[0][1]) < SHORT)
         least, most = (rounds, rounds) if rounds else (3, 100)
         quiet, others = [], []
+        self.parts: dict[str, list[list[float]]] = {name: [] for name in functions}
         start = time.perf_counter()
         while (count := len(quiet) + len(others)) < least or (
             count < most and time.perf_counter() - start < seconds
@@ -138,15 +188,19 @@ class Turns:
             order = turns if count % 2 else turns[::-1]
             found = {name: core.timed(f) for name, f in order}
             calm = all(undisturbed for _, undisturbed in found.values())
-            (quiet if calm else others).append({name: took for name, (took, _) in found.items()})
+            took = {name: sum(tries[-1]) for name, (tries, _) in found.items()}
+            (quiet if calm else others).append(took)
+            for name, (tries, _) in found.items():
+                self.parts[name] += tries
         core.leave()
         self.disturbed = len(others)
-        self.all = quiet + others
         self.rounds = quiet if len(quiet) >= 3 else quiet + others
 
     def least(self, name: str) -> float:
-        """The time that was not disturbed, if any was not: a neighbour makes nothing quicker."""
-        return min(round_[name] for round_ in self.all)
+        return min(sum(parts) for parts in self.parts[name])
+
+    def undisturbed(self, name: str) -> float:
+        return sum(min(part) for part in zip(*self.parts[name], strict=True))
 
     def median(self, value: str | Callable[[dict[str, float]], float]) -> float:
         of = value if callable(value) else operator.itemgetter(value)

@@ -522,9 +522,9 @@ EBB_API ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *lo
    is no ring. */
 EBB_API uint64_t ebb_mover_head(ebb_mover *mover);
 
-/* How many of so many bytes would have room in the ring now, in one piece: all, some or none. If there are
-   `least` before the ring's end, then these are meant, and not a place from its start on with room for more:
-   whoever fetches as many, and then the others, uses all of the ring. */
+/* How many of so many bytes would have room in the ring now, side by side: all, some or none. If there are
+   `least` up to the next end of it, or of a piece, then these are meant, and not a place beyond with room for
+   more: whoever fetches as many, and then the others, uses all of the ring. */
 EBB_API uint64_t ebb_mover_room(ebb_mover *mover, uint64_t bytes, uint64_t least);
 
 /*
@@ -553,7 +553,9 @@ EBB_API ebb_stream ebb_mover_stream(const ebb_mover *mover);
 typedef struct ebb_mover_stats {
     size_t size;      /* sizeof(ebb_mover_stats) */
     uint64_t ring;    /* bytes of the ring, without what has given way */
-    uint64_t address; /* where it is */
+    uint64_t address; /* where it begins */
+    uint64_t end;     /* where it ends: further on than its size, if some between has given way */
+    uint64_t pieces;  /* in which it is then */
     uint64_t
         ring_used; /* of them, not to be had now: from the oldest cargo that is out to the newest */
     uint64_t cargoes_out; /* neither done nor dropped */

@@ -192,20 +192,25 @@ def memory_stats(device: int | torch.device | None = None) -> dict[str, int]:
 # ---- memory that PyTorch caches and does not use, for weights -----------------------------------
 
 
-class _Asking:
-    """When to flush PyTorch's cache for a weight: as policy.c does for PyTorch's own requests."""
+class Asking:
+    """When to flush PyTorch's cache for a weight: as policy.c does for PyTorch's own requests. Each
+    time in vain makes it 32 times more seldom, so many times."""
 
-    SHIFT, MOST_SETBACKS = 5, 4
+    SHIFT = 5
     CALM = 8  # times that who asks in every pass is not answered, if PyTorch holds what it held
 
-    def __init__(self) -> None:
+    def __init__(self, most_setbacks: int = 4) -> None:
         self.lock = threading.Lock()
+        self.most_setbacks = most_setbacks
         self.pressures = 0
         self.setbacks = 0
         self.flushed = 0
         self.left = 0
         self.calm = 0  # of these times, those to come
         self.held = (-1, 0)  # bytes that PyTorch held, and that were asked for, the last time
+
+    def _is_too_early(self) -> bool:
+        return self.pressures < 1 << self.SHIFT * min(self.setbacks, self.most_setbacks)
 
     def _is_calm(self, index: int, size: int) -> bool:
         """To look what PyTorch could give takes as long as some layers do."""
@@ -218,20 +223,21 @@ class _Asking:
     def flush(self, index: int, size: int, often: bool) -> bool:
         with self.lock:
             self.pressures += 1
-            if self.pressures < 1 << self.SHIFT * min(self.setbacks, self.MOST_SETBACKS):
+            if self._is_too_early():
                 return False
             if often and self._is_calm(index, size):
                 return False
             reserved, unused = _cached(index)
             if unused < size or torch.cuda.is_current_stream_capturing():
                 return False
-            # There is something again. If it is what was flushed the last time, then that was in
-            # use after all, and so is this.
-            wasted = self.flushed and reserved - self.left >= self.flushed / 2
+            # There is something again. If it is what was flushed the last time, and too little of
+            # that has stayed away, then it was in use after all, and so is this.
+            away = self.flushed - (reserved - self.left)
+            wasted = self.flushed and away <= min(self.flushed / 2, size - 1)
             if self.flushed:
                 self.setbacks = self.setbacks + 1 if wasted else 0
-                self.flushed = self.pressures = 0
-            if wasted:
+                self.flushed = 0
+            if self._is_too_early():
                 return False
             with torch.cuda.device(index):
                 torch.cuda.empty_cache()
@@ -241,8 +247,12 @@ class _Asking:
             self.setbacks += not self.flushed
             return self.flushed > 0
 
+    def met(self) -> None:
+        """What is asked for is there."""
+        self.setbacks = self.flushed = 0
 
-_asking: dict[int, _Asking] = {}
+
+_asking: dict[int, Asking] = {}
 
 
 def _cached(index: int) -> tuple[int, int]:
@@ -265,9 +275,10 @@ def flush(index: int, size: int) -> bool:
     return _cached(index)[0] < reserved
 
 
-def make_room(index: int, size: int, often: bool = False) -> bool:
+def make_room(index: int, size: int, often: bool = False, asking: Asking | None = None) -> bool:
     """A weight of `size` bytes was offloaded: True if PyTorch has given something back for it.
     `often`: it is asked in every pass, and may as well be answered in a later one."""
     if not _attached or not torch.cuda.is_initialized():
         return False
-    return _asking.setdefault(index, _Asking()).flush(index, size, often)
+    asking = asking or _asking.setdefault(index, Asking())
+    return asking.flush(index, size, often)

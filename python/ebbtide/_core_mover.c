@@ -184,11 +184,18 @@ static PyObject *mover_stats(PyObject *self, PyObject *unused)
     const struct {
         const char *name;
         uint64_t value;
-    } values[] = {{"ring", stats.ring},           {"address", stats.address},
-                  {"ring_used", stats.ring_used}, {"cargoes_out", stats.cargoes_out},
-                  {"cargoes", stats.cargoes},     {"staged", stats.staged},
-                  {"filled", stats.filled},       {"copies", stats.copies},
-                  {"waits", stats.waits},         {"no_room", stats.no_room},
+    } values[] = {{"ring", stats.ring},
+                  {"address", stats.address},
+                  {"end", stats.end},
+                  {"pieces", stats.pieces},
+                  {"ring_used", stats.ring_used},
+                  {"cargoes_out", stats.cargoes_out},
+                  {"cargoes", stats.cargoes},
+                  {"staged", stats.staged},
+                  {"filled", stats.filled},
+                  {"copies", stats.copies},
+                  {"waits", stats.waits},
+                  {"no_room", stats.no_room},
                   {"given_up", stats.given_up}};
     for (size_t i = 0; dict && i < sizeof values / sizeof *values; i++)
         if (add_size(dict, values[i].name, values[i].value) < 0)

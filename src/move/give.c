@@ -21,25 +21,32 @@ static ebb__span page_at(const ebb__device *device, const ebb__vbar *vbar, uint6
     return (ebb__span){.start = start, .end = start + bytes};
 }
 
-/* How much of the ring could be given up. More pieces than there may be are left of it only if as many
-   cargoes are in use, each apart: what is behind them is not counted then. */
+/* How much of the ring could be given up. If as many cargoes are in use, each apart, that more pieces would be
+   left of it than there may be, then only what is at the ends of those that there are. */
 static uint64_t could_give(const ebb_mover *mover, const ebb__device *device, const ebb__vbar *vbar)
 {
     const ebb__ring *ring = &mover->ring;
-    uint64_t bytes = 0;
+    uint64_t all = 0, at_ends = 0;
     size_t pieces = 0;
     for (size_t i = 0; i < ring->piece_count; i++) {
-        bool before = false;
-        ebb__span page = {.end = ring->pieces[i].start};
-        while (page.end < ring->pieces[i].end && pieces < EBB__PIECES) {
+        uint64_t unused = 0; /* since the last page that is in use */
+        bool any = false, before = false;
+        for (ebb__span page = {.end = ring->pieces[i].start}; page.end < ring->pieces[i].end;) {
             page = page_at(device, vbar, page.end);
             bool used = ebb__ring_in_use(ring, page.start, page.end);
+            all += used ? 0 : page.end - page.start;
+            unused += used ? 0 : page.end - page.start;
+            if (used && !any)
+                at_ends += unused;
+            if (used)
+                unused = 0;
             pieces += used && !before;
             before = used;
-            bytes += used ? 0 : page.end - page.start;
+            any = any || used;
         }
+        at_ends += unused;
     }
-    return bytes;
+    return pieces > EBB__PIECES ? at_ends : all;
 }
 
 /* Whether it is better to lose one page than another, whose oldest unused cargo is `than`; 0: it has none. */
@@ -49,9 +56,8 @@ static bool better(uint64_t oldest, uint64_t than)
 }
 
 /*
- * The page that is given up next: with nothing on it, or with what is needed last. One at an end of a piece,
- * the upper end if it is as good; if there is none, the last before one that is in use, so that the
- * next is at an end.
+ * The page that is given up next: with nothing on it, or with what is needed last; the upper one of two that
+ * are as good. One at an end of a piece, as long as there is one.
  */
 static bool choose(const ebb_mover *mover, const ebb__device *device, const ebb__vbar *vbar,
                    ebb__span *page)

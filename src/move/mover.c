@@ -262,7 +262,8 @@ ebb_status ebb_mover_set_ring(ebb_mover *mover, uint64_t bytes)
     uint64_t before = mover->pinned ? ebb__ring_size(&mover->ring) : 0;
     const ebb__device *device = ebb__device_find(mover->device, &status);
     uint64_t least = device ? device->frame_bytes[EBB__SMALL] : 0; /* never changes */
-    if (!device || (bytes <= before && before - bytes < least))
+    bool in_pieces = mover->ring.piece_count > 1;                  /* then it is put together */
+    if (!device || (!in_pieces && bytes <= before && before - bytes < least))
         return end_change(mover, status);
     /* The old one first: its frames are what the new one is made of. */
     status = raze(mover);
@@ -432,12 +433,16 @@ ebb_status ebb_mover_get_stats(ebb_mover *mover, ebb_mover_stats *stats)
     if (status != EBB_OK)
         return status;
     ebb__os_lock(&mover->mu);
+    const ebb__ring *ring = &mover->ring;
+    size_t pieces = ring->piece_count;
     *stats = (ebb_mover_stats){
         .size = stats->size,
-        .ring = ebb__ring_size(&mover->ring),
-        .address = ebb__ring_size(&mover->ring) ? mover->base + mover->ring.pieces[0].start : 0,
-        .ring_used = ebb__ring_used(&mover->ring),
-        .cargoes_out = ebb__ring_out(&mover->ring),
+        .ring = ebb__ring_size(ring),
+        .address = pieces ? mover->base + ring->pieces[0].start : 0,
+        .end = pieces ? mover->base + ring->pieces[pieces - 1].end : 0,
+        .pieces = pieces,
+        .ring_used = ebb__ring_used(ring),
+        .cargoes_out = ebb__ring_out(ring),
         .cargoes = mover->cargoes,
         .staged = mover->staged,
         .filled = atomic_load(&mover->filled),

@@ -240,6 +240,45 @@ static void the_middle_goes_if_the_ends_are_in_use(void)
     give_shut(&h);
 }
 
+/* What cannot be given up is not promised: a request that is too large costs nothing. */
+static void so_many_pieces_and_no_more(void)
+{
+    haul h;
+    enum { USED = EBB__PIECES + 5, WIDE = EBB__PIECES - 1 };
+    const uint64_t pages = 1 + USED + WIDE + (USED - 1);
+    give_open(&h, pages * SMALL, pages * SMALL, 4 * LARGE);
+    uint64_t used[USED], gap[USED];
+    ebb_load load;
+    for (int i = 0; i < USED; i++) {
+        used[i] = haul_fetch(&h, &load, 0, SMALL);
+        if (i < USED - 1)
+            gap[i] = haul_fetch(&h, &load, 0, (i < WIDE ? 2 : 1) * SMALL);
+        CHECK_EQ(ebb_mover_use(h.mover, used[i], h.compute), EBB_OK);
+    }
+    for (int i = 0; i < USED - 1; i++)
+        CHECK_EQ(ebb_mover_drop(h.mover, gap[i]), EBB_OK);
+    CHECK_EQ(ask(&h, 2 * SMALL), 0);
+    CHECK_EQ(haul_stats(&h).given_up, 0);
+    uint64_t segment = ask(&h, SMALL); /* the last page is at an end */
+    CHECK(segment);
+    /* Two less, and all others leave as many pieces as there may be, at most. */
+    for (int i = 0; i < USED; i++) {
+        CHECK_EQ(ebb_mover_done(h.mover, used[i], h.compute), EBB_OK);
+        uint64_t free = 2 * SMALL * (uint64_t)(i + 1);
+        uint64_t more = USED - 1 - i > EBB__PIECES ? 0 : ask(&h, free);
+        if (!more)
+            continue;
+        CHECK(haul_stats(&h).pieces <= EBB__PIECES);
+        give_back(&h, more);
+        break;
+    }
+    CHECK(haul_stats(&h).given_up > SMALL);
+    for (int i = 0; i < USED; i++)
+        ebb_mover_done(h.mover, used[i], h.compute);
+    give_back(&h, segment);
+    give_shut(&h);
+}
+
 /* Where both ends could be given up, what is needed last goes. */
 static void the_end_is_chosen(void)
 {
@@ -598,6 +637,7 @@ int main(void)
     RUN(large_pages_are_given_as_a_whole);
     RUN(what_is_in_use_stays_and_the_newest_goes_first);
     RUN(the_middle_goes_if_the_ends_are_in_use);
+    RUN(so_many_pieces_and_no_more);
     RUN(the_end_is_chosen);
     RUN(readers_are_waited_for);
     RUN(weights_go_before_the_ring_does);

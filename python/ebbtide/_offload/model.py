@@ -324,9 +324,18 @@ class Model:
         elif not self.slow:
             self.tracking = False
         if self.slow:
-            # What PyTorch keeps and does not use may be more than this pass needed.
-            _attach.make_room(self.index, self.share.of_use(self.station.ring), often=True)
+            self._make_room()
             self.prefetch()
+
+    def _make_room(self) -> None:
+        """What PyTorch keeps and does not use may be more than the pass needed: for the ring, or
+        for a unit more that stays."""
+        asking, short = self.station.asking, self.share.short(self.station.ring)
+        if short:
+            _attach.make_room(self.index, short, often=True, asking=asking)
+            return
+        asking.met()
+        _attach.make_room(self.index, self.share.largest, often=True)
 
     def _busy(self) -> bool:
         return any(u.depth or u.bare for u in self.units)

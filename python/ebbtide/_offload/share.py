@@ -43,10 +43,9 @@ class Share:
         small = _up(self.small) if self.small > GRAIN // 2 else 0
         return _up(self.slots * self.largest) - small
 
-    def of_use(self, ring: int) -> int:
-        """How many bytes that become free would be of use: what the ring is short of, or a unit."""
-        short = self._whole_ring() - ring
-        return min(short, self.largest) if short > 0 else self.largest
+    def short(self, ring: int) -> int:
+        """How many bytes such a ring is short of; of a unit at most."""
+        return min(max(self._whole_ring() - ring, 0), self.largest)
 
     def ring_gave_way(self, size: int) -> None:
         """To tensors: it is of that size now."""

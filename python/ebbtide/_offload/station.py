@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, ClassVar
 
-from ebbtide import _core
+from ebbtide import _attach, _core
 from ebbtide.vbar import Device
 
 if TYPE_CHECKING:
@@ -32,8 +32,11 @@ class Station:
         self.device = Device(index)
         self.mover = _core.Mover(self.device)
         self.ring = 0
+        self.in_pieces = False  # which have less room for units than they have bytes
         self.given_up = 0  # bytes of rings that have given way to tensors
         self.ring_range = [(0, 0)]  # its addresses; Keep looks at it
+        # For what the ring is short of: to ask PyTorch in vain costs less than to be without it.
+        self.asking = _attach.Asking(most_setbacks=1)
         self.refused = 0  # a size that could not be had in this pass
         self.models: weakref.WeakSet[Model] = weakref.WeakSet()
         self.lock = threading.RLock()  # of its models: one drops what others have on their way
@@ -62,6 +65,7 @@ class Station:
         if stats["given_up"] != self.given_up:
             self.given_up = stats["given_up"]
             self.ring = stats["ring"]
+            self.in_pieces = stats["pieces"] > 1
             for model in list(self.models):
                 model.share.ring_gave_way(self.ring)
 
@@ -80,7 +84,8 @@ class Station:
             done = False
         stats = self.mover.stats()
         self.ring = size if done else stats["ring"]
-        self.ring_range[0] = stats["address"], stats["address"] + stats["ring"]
+        self.in_pieces = stats["pieces"] > 1
+        self.ring_range[0] = stats["address"], stats["end"]
         return done
 
     def trim(self) -> None:
@@ -97,6 +102,8 @@ class Station:
             self.set_ring(most)
         elif 0 < self.ring < most:
             self.want_ring()
+        if self.in_pieces:
+            self.set_ring(self.ring)
 
     def want_ring(self) -> bool:
         """A ring as large as its models want it, or as there is room for beside PyTorch's tensors,
@@ -162,6 +169,9 @@ class Station:
             if not whole:
                 # What has come may lie where the rest finds no room beside it: all at once, then.
                 unit.discard(self.mover)
+                load = unit.load = _core.Load(unit.bytes)
+                whole = load.advance(self.mover, unit, demand)
+            if not whole and self.in_pieces and self.set_ring(self.ring):
                 load = unit.load = _core.Load(unit.bytes)
                 whole = load.advance(self.mover, unit, demand)
         # What is resident by now needs no keeping: it is looked for where it is.
