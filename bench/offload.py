@@ -10,8 +10,9 @@ activations, and two of the largest units; the resident model lies beside it, fo
 not counted.
 
 Figures are medians. Where the host is all the bound, and shared with others, they say how disturbed
-it was; `undisturbed` is then what to look at: the same of steps that are put together from the
-shortest time that each part of them took (offload_timing.py).
+it was. The share of the host's time is then what to look at: how much of it the resident model
+takes, of what the offloaded one takes, if both run by turns of a few layers (offload_timing.Duet).
+It is told where the host seems to be the bound.
 
 Parts: llama, dit, linears (shares of them resident); resident (all of it); accelerate; generate.
 """
@@ -31,7 +32,7 @@ from typing import Any
 
 import offload_models as models
 import torch
-from offload_timing import Link, Turns, empty, timed, used
+from offload_timing import SHORT, Duet, Link, Turns, empty, timed, used
 from torch import nn
 
 import ebbtide
@@ -78,7 +79,7 @@ COLUMNS = (
     ("step", "step", "ms", "9.3f"),
     ("bound", "bound", "ms", "9.3f"),
     ("share_of_bound", "of bound", "%", "8.1f"),
-    ("share_of_bound_undisturbed", "undist.", "%", "8.1f"),
+    ("share_of_the_hosts_time", "of host", "%", "8.1f"),
     ("resident_step", "resident", "ms", "9.3f"),
     ("resident_step_beside_copies", "beside", "ms", "9.3f"),
     ("link_time", "link", "ms", "9.3f"),
@@ -99,12 +100,16 @@ def heading(title: str) -> None:
     print(f"\n{title}\n{'tokens':>7} {'share':>6} " + " ".join(words), flush=True)
 
 
-def row(name: str, tokens: int, share: int, values: dict[str, float]) -> None:
+def row(name: str, tokens: int, share: int, values: dict[str, float | None]) -> None:
     if options.json:
         for metric, _, unit, _ in COLUMNS:
-            tell(f"{name}_{tokens}_tokens_{share}%_{metric}", values[metric], unit)
+            if (value := values[metric]) is not None:
+                tell(f"{name}_{tokens}_tokens_{share}%_{metric}", value, unit)
     else:
-        cells = (f"{values[metric]:{form}}" for metric, _, _, form in COLUMNS)
+        cells = (
+            f"{'-':>{form.split('.')[0]}}" if values[metric] is None else f"{values[metric]:{form}}"
+            for metric, _, _, form in COLUMNS
+        )
         print(f"{tokens:>7} {share:>5}% " + " ".join(cells), flush=True)
 
 
@@ -115,8 +120,8 @@ def make_link() -> Link:
     return Link(32 * MIB) if options.small else Link()
 
 
-def take_turns(functions: dict[str, Callable[[], Any]], seconds: float) -> Turns:
-    return Turns(functions, seconds, options.rounds or int(options.small))
+def take_turns(functions: dict[str, Callable[[], Any]]) -> Turns:
+    return Turns(functions, options.seconds, options.rounds or int(options.small))
 
 
 def flat(result: Any) -> list[torch.Tensor]:
@@ -243,7 +248,7 @@ def on_tokens(
         "resident_step_beside_copies": link.beside(resident, to_stream),
         "link_time": link.only(to_stream),
     }
-    turns = take_turns(functions, 9)
+    turns = take_turns(functions)
     watch.look()
     same = same and equal(flat(model(*inputs)), plain.known[tokens])
     stats = handle.stats()
@@ -254,12 +259,13 @@ def on_tokens(
     def share_of_bound(turn: dict[str, float]) -> float:
         return bound(turn) / turn["step"] * 100
 
-    say(f"{kind.name} {tokens} tokens {share} %: {turns.spread(share_of_bound)}")
-    values = {
+    ring = f"ring {stats['ring'] / MIB:.0f} MiB"
+    say(f"{kind.name} {tokens} tokens {share} %: {turns.spread(share_of_bound)}; {ring}")
+    values: dict[str, Any] = {
         **{name: turns.median(name) for name in functions},
         "bound": turns.median(bound),
         "share_of_bound": turns.median(share_of_bound),
-        "share_of_bound_undisturbed": share_of_bound(undisturbed(turns)),
+        "share_of_the_hosts_time": None,
         "streamed": (stats["streamed"] + stats["filled"] - before) / (counted + 1) / MIB,
         "to_stream": to_stream / MIB,
         "held": watch.held / MIB,
@@ -267,6 +273,9 @@ def on_tokens(
         "limit": limit / MIB,
         "bit_equal": same,
     }
+    busy = values["resident_step_beside_copies"]
+    if values["link_time"] < busy < SHORT and not options.small:
+        values["share_of_the_hosts_time"] = share_of_host(resident, offloaded)
     row(kind.name, tokens, share, values)
     if not same:
         raise AssertionError("the result is not the plain model's")
@@ -276,15 +285,10 @@ def on_tokens(
         say(f"{kind.name}: {stats['one_by_one']} units had no room and came weight by weight")
 
 
-def undisturbed(turns: Turns) -> dict[str, float]:
-    """If the host is the bound. What waits for the link does so now here, now there, and so the
-    shortest time of a part says nothing; but then the host has time, and whole steps do."""
-    link, resident = "link_time", "resident_step_beside_copies"
-    times = {name: turns.least(name) for name in turns.parts}
-    if turns.undisturbed(resident) > times[link]:
-        times[resident] = turns.undisturbed(resident)
-        times["step"] = turns.undisturbed("step")
-    return times
+def share_of_host(plain: Callable[[], Any], offloaded: Callable[[], Any]) -> float:
+    """What a plain model takes of the host's time, in % of what an offloaded one takes."""
+    duet = Duet(plain, offloaded)
+    return duet.first / duet.second * 100
 
 
 def shares_of(name: str) -> None:
@@ -325,7 +329,7 @@ def resident_of(kind: models.Kind) -> None:
             "plain": lambda inputs=inputs: plain.model(*inputs),
             "offloaded": lambda inputs=inputs: model(*inputs),
         }
-        turns = take_turns(functions, 10)
+        turns = take_turns(functions)
 
         def more(turn: dict[str, float]) -> float:
             return (turn["offloaded"] / turn["plain"] - 1) * 100
@@ -336,8 +340,9 @@ def resident_of(kind: models.Kind) -> None:
         tell(f"{name}_plain", turns.median("plain"), "ms")
         tell(f"{name}_offloaded", turns.median("offloaded"), "ms")
         tell(f"{name}_more", turns.median(more), "%")
-        best = {which: turns.undisturbed(which) for which in functions}
-        tell(f"{name}_more_undisturbed", more(best), "%")
+        if not options.small:  # the clock knows no time of the host's but what it is told
+            share = share_of_host(functions["plain"], functions["offloaded"])
+            tell(f"{name}_more_of_the_hosts_time", (100 / share - 1) * 100, "%")
         tell(f"{name}_resident", stats["resident"] / stats["bytes"] * 100, "%")
         tell(f"{name}_bit_equal", same, "of 1")
         if not same:
@@ -542,6 +547,7 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=0, help="of which the median is told; 0: enough"
     )
+    parser.add_argument("--seconds", type=float, default=9, help="for the rounds of a case")
     parser.add_argument("--warm", type=int, default=8, help="passes before it counts")
     options = parser.parse_args()
     torch.cuda.init()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 import operator
 import os
 import random
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -44,49 +44,6 @@ def timed(function: Callable[[], Any], steps: int = 1) -> float:
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / steps
-
-
-class Marks:
-    """Events between the layers of a step."""
-
-    def __init__(self) -> None:
-        self.events: list[torch.cuda.Event] = []
-        self.count = 0
-        self.on = False
-
-    def record(self) -> None:
-        if self.count == len(self.events):
-            self.events.append(torch.cuda.Event(enable_timing=True))
-        self.events[self.count].record()
-        self.count += 1
-
-    def times(self) -> list[float]:
-        """Milliseconds from each to the next."""
-        events = self.events[: self.count]
-        return [one.elapsed_time(next_) for one, next_ in itertools.pairwise(events)]
-
-
-marks = Marks()
-
-
-def mark() -> None:
-    """Models call it between layers."""
-    if marks.on:
-        marks.record()
-
-
-def timed_in_parts(function: Callable[[], Any]) -> list[float]:
-    """One step, as timed() does it, from mark to mark."""
-    torch.cuda.synchronize()
-    for _ in range(2):
-        function()
-    marks.on, marks.count = True, 0
-    mark()
-    function()
-    mark()
-    marks.on = False
-    torch.cuda.synchronize()
-    return marks.times()
 
 
 SHORT = 100  # milliseconds; shorter steps are mostly the host's
@@ -147,15 +104,14 @@ class Core:
     def is_quiet(self) -> bool:
         return self.spin is None or not self.all or self.spin() < 1.15 * self.best < math.inf
 
-    def timed(self, function: Callable[[], Any]) -> tuple[list[list[float]], bool]:
-        """The parts of some steps, and whether nobody disturbed the last one."""
-        tries = []
+    def timed(self, function: Callable[[], Any]) -> tuple[float, bool]:
+        """Milliseconds of a step, and whether nobody disturbed it."""
         for _ in range(self.TRIES):
             self.take()
-            tries.append(timed_in_parts(function))
+            took = timed(function)
             if quiet := self.is_quiet():
                 break
-        return tries, quiet
+        return took, quiet
 
     def leave(self) -> None:
         if self.all:
@@ -166,11 +122,7 @@ class Turns:
     """Measurements that are taken in turn, round by round; every other one backwards, so that what
     gets slower or faster meanwhile does so for all. Of the rounds in which the host was not
     disturbed, if there are three, medians: of times, and of the ratios of what was measured in the
-    same round.
-
-    And what a step would have taken on a host that nobody disturbs, if the host is what it waits
-    for: of each part of it, from mark to mark, the shortest time of all. A neighbour makes nothing
-    quicker; what a part takes in every step, it takes in that one."""
+    same round."""
 
     def __init__(
         self, functions: dict[str, Callable[[], Any]], seconds: float, rounds: int = 0
@@ -180,7 +132,6 @@ class Turns:
         core = Core(matters=rounds != 1 and timed(turns[0][1]) < SHORT)
         least, most = (rounds, rounds) if rounds else (3, 100)
         quiet, others = [], []
-        self.parts: dict[str, list[list[float]]] = {name: [] for name in functions}
         start = time.perf_counter()
         while (count := len(quiet) + len(others)) < least or (
             count < most and time.perf_counter() - start < seconds
@@ -188,19 +139,10 @@ class Turns:
             order = turns if count % 2 else turns[::-1]
             found = {name: core.timed(f) for name, f in order}
             calm = all(undisturbed for _, undisturbed in found.values())
-            took = {name: sum(tries[-1]) for name, (tries, _) in found.items()}
-            (quiet if calm else others).append(took)
-            for name, (tries, _) in found.items():
-                self.parts[name] += tries
+            (quiet if calm else others).append({name: took for name, (took, _) in found.items()})
         core.leave()
         self.disturbed = len(others)
         self.rounds = quiet if len(quiet) >= 3 else quiet + others
-
-    def least(self, name: str) -> float:
-        return min(sum(parts) for parts in self.parts[name])
-
-    def undisturbed(self, name: str) -> float:
-        return sum(min(part) for part in zip(*self.parts[name], strict=True))
 
     def median(self, value: str | Callable[[dict[str, float]], float]) -> float:
         of = value if callable(value) else operator.itemgetter(value)
@@ -211,6 +153,104 @@ class Turns:
         low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
         words = f"{middle:.1f} %, half of {len(values)} rounds from {low:.1f} to {high:.1f}"
         return f"{words}; {self.disturbed} more were disturbed"
+
+
+# ---- two on a host that is disturbed -------------------------------------------------------------
+
+on_mark: Callable[[], None] | None = None
+
+
+def mark() -> None:
+    """Models call it between layers."""
+    if on_mark:
+        on_mark()
+
+
+class Singer:
+    """One of two threads, which take turns."""
+
+    other: Singer
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.turn = threading.Semaphore(0)
+        self.alone = False  # the other one is through
+        self.parts: list[float] = []  # seconds, of each turn
+        self.began = 0.0
+        self.failure: BaseException | None = None
+        self.thread = threading.Thread(target=self.sing)
+
+    @torch.no_grad()
+    def sing(self) -> None:
+        self.turn.acquire()
+        self.began = time.perf_counter()
+        try:
+            self.function()
+        except BaseException as failure:
+            self.failure = failure
+        self.parts.append(time.perf_counter() - self.began)
+        self.other.alone = True
+        self.other.turn.release()
+
+    def pause(self) -> None:
+        self.parts.append(time.perf_counter() - self.began)
+        if not self.alone:
+            self.other.turn.release()
+            self.turn.acquire()
+        self.began = time.perf_counter()
+
+
+class Duet:
+    """How much of the host's time one model takes, and how much another one. They run in turns of a
+    few layers, about a millisecond, on one processor, so that whoever disturbs it disturbs both.
+    What the GPU does meanwhile does not matter, as long as it is not what the host waits for."""
+
+    ROUNDS = 24
+
+    def __init__(self, first: Callable[[], Any], second: Callable[[], Any]) -> None:
+        core = Core(matters=True)
+        found: tuple[list[list[float]], ...] = ([], [])
+        for number in range(self.ROUNDS + 2):
+            core.take()
+            turns = [first, second] if number % 2 else [second, first]
+            parts = self._sing(*turns)
+            if number >= 2:
+                for to, its in zip(found, parts if number % 2 else parts[::-1], strict=True):
+                    to.append(its)
+        core.leave()
+        self.first, self.second = (
+            sum(statistics.median(part) for part in zip(*rounds, strict=True)) * 1e3
+            for rounds in found
+        )
+
+    @staticmethod
+    def _sing(*functions: Callable[[], Any]) -> list[list[float]]:
+        global on_mark
+        one, other = singers = [Singer(function) for function in functions]
+        one.other, other.other = other, one
+        by_thread = {singer.thread: singer for singer in singers}
+        torch.cuda.synchronize()
+
+        def pause() -> None:
+            by_thread[threading.current_thread()].pause()
+
+        on_mark = pause
+        try:
+            for singer in singers:
+                singer.thread.start()
+            one.turn.release()
+            for singer in singers:
+                singer.thread.join()
+        finally:
+            on_mark = None
+        torch.cuda.synchronize()
+        for singer in singers:
+            if singer.failure:
+                raise singer.failure
+        return [singer.parts for singer in singers]
+
+
+# ---- the link ------------------------------------------------------------------------------------
 
 
 class Link:
