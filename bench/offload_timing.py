@@ -74,17 +74,18 @@ class Spin:
 
 
 class Core:
-    """A processor to measure short steps on. They are the host's, and on a shared machine any of
-    its processors may be half as fast, for a fraction of a second or for minutes, because of a
+    """A processor to measure on. Short steps are the host's, and on a shared machine any of its
+    processors may be half as fast, for a fraction of a second or for minutes, because of a
     neighbour. So one that is quick is taken; and what was measured while it was disturbed is
-    measured again. What tells is a loop before and after, not what is measured."""
+    measured again, some times. What tells is a loop before and after, not what is measured."""
 
     best: ClassVar[float] = math.inf  # so long it has taken on one that was quiet, at some time
     spin: ClassVar[Spin | None] = None
-    TRIES = 4
 
-    def __init__(self, *, matters: bool) -> None:
-        can = matters and hasattr(os, "sched_setaffinity")
+    def __init__(self, tries: int = 1) -> None:
+        """0: it does not matter."""
+        self.tries = tries
+        can = tries and hasattr(os, "sched_setaffinity")
         self.all = sorted(os.sched_getaffinity(0)) if can else []
         if self.all and Core.spin is None:
             Core.spin = Spin()
@@ -106,7 +107,7 @@ class Core:
 
     def timed(self, function: Callable[[], Any]) -> tuple[float, bool]:
         """Milliseconds of a step, and whether nobody disturbed it."""
-        for _ in range(self.TRIES):
+        for _ in range(max(self.tries, 1)):
             self.take()
             took = timed(function)
             if quiet := self.is_quiet():
@@ -129,7 +130,8 @@ class Turns:
     ) -> None:
         """For some seconds, or just so many rounds."""
         turns = list(functions.items())
-        core = Core(matters=rounds != 1 and timed(turns[0][1]) < SHORT)
+        step = 0 if rounds == 1 else timed(turns[0][1])
+        core = Core(tries=0 if rounds == 1 else 4 if step < SHORT else 1)
         least, most = (rounds, rounds) if rounds else (3, 100)
         quiet, others = [], []
         start = time.perf_counter()
@@ -208,7 +210,7 @@ class Duet:
     ROUNDS = 24
 
     def __init__(self, first: Callable[[], Any], second: Callable[[], Any]) -> None:
-        core = Core(matters=True)
+        core = Core()
         found: tuple[list[list[float]], ...] = ([], [])
         for number in range(self.ROUNDS + 2):
             core.take()

@@ -30,8 +30,8 @@ from ebbtide._offload.unit import Binding, Unit
 from ebbtide.vbar import VBAR
 
 # Part of a model, that stays, above which runs of small layers do so as a whole; and how much less
-# it has to be for that to be over.
-MOST, AGAIN = 0.5, 0.125
+# it has to be for that to be over. With a half of it in passing the link has time between them.
+MOST, AGAIN = 0.45, 0.1
 FINE = 2 << 30  # bytes of a model up to which it comes and goes by small pages
 TRIES = 8  # passes after which is tried whether more can stay, where nothing tells that it can
 STRANGE = 3  # passes in another order, each time, after which the layout is thought over
