@@ -133,11 +133,11 @@ class Station:
         """How much of a unit is sent for together. In parts, so that all of the ring is used, and
         what comes last does not come late; in larger ones if some of the unit is resident, for then
         the ring has room for more than two, or most others are. Many small layers leave the host no
-        time for that: they come in one or two, as long as the ring has room for most of another one
-        beside them."""
+        time for that: they come as they find room, as long as the ring has room for most of another
+        one beside them."""
         missing = unit.bytes - unit.resident
         if unit.small and missing <= self.ring * 5 // 8:
-            return max(missing // 2 if missing > self.ring // 3 else missing, 1)
+            return max(missing, 1)
         few = missing < unit.bytes or unit.others_stay
         return max(unit.bytes // (CHUNKS // 2 if few else CHUNKS), 1)
 
