@@ -31,7 +31,7 @@ typedef struct swap {
     bool looked_up; /* in Places */
 } swap;
 
-enum { PLACES_KEPT = 16 };
+enum { PLACES_KEPT = 16, GRID = 5, ALIGNMENT = 512 };
 
 struct unit {
     PyObject_HEAD vbar *vbar;
@@ -56,7 +56,9 @@ struct unit {
     PyObject *now;                /* the same, of what is found while it is entered; or NULL */
     char settled;                 /* what of it is not resident will not be, as far as is known */
     uint64_t places[PLACES_KEPT]; /* in the ring, where it was some time */
-    unsigned place_count;
+    unsigned place_count, kept;   /* of them, and for how many there are tensors */
+    bool drifts;                  /* it comes to ever new places */
+    uint64_t size;                /* of all pieces */
 };
 
 /* ---- life --------------------------------------------------------------------------------------- */
@@ -82,9 +84,10 @@ static int take_pieces(unit *u, PyObject *list)
         }
         piece *p = &u->pieces[u->piece_count++];
         *p = (piece){.offset = offset, .bytes = bytes, .host = (const void *)(uintptr_t)host};
+        u->size += bytes;
         run *last = u->run_count ? &u->runs[u->run_count - 1] : NULL;
         if (last && last->offset + last->bytes <= offset &&
-            offset - (last->offset + last->bytes) < 512)
+            offset - (last->offset + last->bytes) < ALIGNMENT)
             last->bytes = offset + bytes - last->offset;
         else
             u->runs[u->run_count++] = (run){.offset = offset, .bytes = bytes};
@@ -155,6 +158,7 @@ static int unit_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         PyErr_SetString(PyExc_TypeError, "a unit is made once, of a VBAR");
         return -1;
     }
+    u->kept = PLACES_KEPT;
     u->name = PyUnicode_InternFromString("_version");
     u->compiler = PyUnicode_InternFromString("torch._dynamo");
     if (!u->name || !u->compiler)
@@ -699,6 +703,7 @@ static PyMemberDef unit_members[] = {
     {"depth", T_UINT, offsetof(unit, depth), READONLY, "times entered and not left"},
     {"stale", T_INT, offsetof(unit, stale), 0, "it is not entered any more"},
     {"settled", T_BOOL, offsetof(unit, settled), 0, "no place of its own is tried for"},
+    {"kept", T_UINT, offsetof(unit, kept), 0, "places in the ring for which there are tensors"},
     {"base", T_OBJECT, offsetof(unit, base), 0, "the tensor that its own are views of"},
     {"version", T_LONG, offsetof(unit, version), 0, "the base's, when it was last looked at"},
     {NULL, 0, 0, 0, NULL},
@@ -729,7 +734,11 @@ uint64_t unit_near(const unit *u, uint64_t head)
         if (!lowest || at < lowest)
             lowest = at;
     }
-    return behind ? behind : lowest;
+    if (!u->drifts)
+        return behind ? behind : lowest;
+    uint64_t grid = (u->size / GRID + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    uint64_t next = (head + grid - 1) / grid * grid;
+    return behind && behind < next ? behind : next;
 }
 
 void unit_was_at(unit *u, uint64_t at)
@@ -737,8 +746,10 @@ void unit_was_at(unit *u, uint64_t at)
     for (unsigned i = 0; i < u->place_count; i++)
         if (u->places[i] == at)
             return;
-    if (u->place_count == PLACES_KEPT)
+    if (u->place_count >= u->kept || u->place_count == PLACES_KEPT) {
         u->place_count = 0; /* so are its tensors there */
+        u->drifts = true;
+    }
     u->places[u->place_count++] = at;
 }
 

@@ -280,6 +280,28 @@ def test_the_same_tensors_serve_again_after_some_passes(free_room, monkeypatch):
 
 
 @torch.no_grad()
+def test_units_that_come_to_ever_new_places_do_not_for_ever(free_room, monkeypatch):
+    """What comes in a pass is four rings and 2 MiB: each time all units are 2 MiB further on."""
+    monkeypatch.setattr("ebbtide._offload.units.LOT", 80)
+    monkeypatch.setattr("ebbtide._offload.model.MOST", 0.3)
+    model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(1000)))
+    inputs = x(256)
+    expected = copy.deepcopy(model).cuda()(inputs)
+    free_room.of = lambda model: 128 * MIB
+    free_room.offload(model)
+    made = []
+    plain = Unit._ahead
+    monkeypatch.setattr(Unit, "_ahead", lambda self, *args: made.append(self) or plain(self, *args))
+    for _ in range(48):
+        made.clear()
+        assert torch.equal(model(inputs), expected)
+    ours = inside(model)
+    coming = sum(u.bytes - u.resident for u in ours.units)
+    assert ours.runs_stay and coming % ours.station.ring == 2 * MIB
+    assert not made
+
+
+@torch.no_grad()
 def test_of_a_small_model_stays_what_fits(free_room):
     """Which is less than a large page."""
     model, inputs = layers(64), x()  # 64 MiB, and biases

@@ -157,6 +157,7 @@ class Unit(_core.Unit):
         self.bindings = bindings
         self.load: _core.Load | None = None
         self.shared: list[tuple[int, weakref.ref[Unit], int]] = []  # what others have, too
+        self.kept = VIEWS
         self.settled = False  # what is not resident will not be, as far as is known
         self.bare = 0  # entered without its weights: they come one by one
         self.views: dict[bytes, Tensors] = {}
