@@ -135,6 +135,7 @@ class Unit:
     def resident(self) -> int: ...
     stale: int
     settled: bool
+    kept: int
     base: Any
     version: int
     def __init__(
