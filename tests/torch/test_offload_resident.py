@@ -260,8 +260,16 @@ def test_addresses_are_pairs_of_numbers():
 # ---- and one that does not fit ------------------------------------------------------------------
 
 
+@pytest.fixture
+def made(monkeypatch):
+    """Units whose tensors were made."""
+    units, plain = [], Unit._ahead
+    monkeypatch.setattr(Unit, "_ahead", lambda self, *a: units.append(self) or plain(self, *a))
+    return units
+
+
 @torch.no_grad()
-def test_the_same_tensors_serve_again_after_some_passes(free_room, monkeypatch):
+def test_the_same_tensors_serve_again_after_some_passes(free_room, monkeypatch, made):
     """Units that do not go into the ring a whole number of times, and yet find their places."""
     monkeypatch.setattr("ebbtide._offload.units.FEW_PARTS", 6)
     monkeypatch.setattr("ebbtide._offload.units.RUN_PARTS", 6)
@@ -270,9 +278,6 @@ def test_the_same_tensors_serve_again_after_some_passes(free_room, monkeypatch):
     expected = copy.deepcopy(model).cuda()(inputs)
     free_room.of = lambda model: 44 * MIB
     free_room.offload(model)
-    made = []
-    plain = Unit._ahead
-    monkeypatch.setattr(Unit, "_ahead", lambda self, *args: made.append(self) or plain(self, *args))
     for _ in range(16):
         made.clear()
         assert torch.equal(model(inputs), expected)
@@ -280,7 +285,7 @@ def test_the_same_tensors_serve_again_after_some_passes(free_room, monkeypatch):
 
 
 @torch.no_grad()
-def test_units_that_come_to_ever_new_places_do_not_for_ever(free_room, monkeypatch):
+def test_units_that_come_to_ever_new_places_do_not_for_ever(free_room, monkeypatch, made):
     """What comes in a pass is four rings and 2 MiB: each time all units are 2 MiB further on."""
     monkeypatch.setattr("ebbtide._offload.units.LOT", 80)
     monkeypatch.setattr("ebbtide._offload.model.MOST", 0.3)
@@ -289,9 +294,6 @@ def test_units_that_come_to_ever_new_places_do_not_for_ever(free_room, monkeypat
     expected = copy.deepcopy(model).cuda()(inputs)
     free_room.of = lambda model: 128 * MIB
     free_room.offload(model)
-    made = []
-    plain = Unit._ahead
-    monkeypatch.setattr(Unit, "_ahead", lambda self, *args: made.append(self) or plain(self, *args))
     for _ in range(48):
         made.clear()
         assert torch.equal(model(inputs), expected)
