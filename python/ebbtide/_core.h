@@ -121,9 +121,9 @@ piece *unit_pieces(unit *u, size_t *count, ebb_vbar *handle);
 
 /* Where in the ring it should be, so that it is where it was some time, for which there are tensors: the
    first such place behind the head; 0: there is none. If it has been to so many places that what comes before
-   it must be of another size each time, round and round, then it goes to the next of a few, a part of its size
-   apart. And a place where it was. */
-uint64_t unit_near(const unit *u, uint64_t head);
+   it must be of another size each time, round and round, then it goes to the next of a few, a part of its size,
+   or of the ring's, apart. And a place where it was. */
+uint64_t unit_near(const unit *u, uint64_t head, uint64_t ring);
 void unit_was_at(unit *u, uint64_t at);
 
 /* What of it is not resident will not be, as far as is known. */

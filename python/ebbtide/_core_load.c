@@ -99,7 +99,7 @@ static ebb_status send(load *l, ebb_mover *mover, unit *u, bool demand)
     size_t count = together(handle, pieces, all - l->staged_count, l->most, &bytes);
     uint64_t last = l->cargo_count ? l->cargoes[l->cargo_count - 1] : 0, cargo = 0;
     /* A place of its own is looked for when the ring has one, too: to look is not for nothing. */
-    uint64_t head = ebb_mover_head(mover);
+    uint64_t ring, head = ebb_mover_head(mover, &ring);
     uint64_t room = head && !demand ? ebb_mover_room(mover, bytes, bytes / 8) : bytes;
     if (room < bytes) {
         count = together(handle, pieces, all - l->staged_count, room, &bytes);
@@ -117,7 +117,7 @@ static ebb_status send(load *l, ebb_mover *mover, unit *u, bool demand)
                               .host = pieces[i].host,
                               .signature = pieces[i].signature};
     const ebb_fetch how = {
-        .with = last, .at = last ? 0 : unit_near(u, head), .stage = unit_settled(u)};
+        .with = last, .at = last ? 0 : unit_near(u, head, ring), .stage = unit_settled(u)};
     ebb_status status;
     Py_BEGIN_ALLOW_THREADS
     status = ebb_mover_fetch(mover, handle, loads, count, &how, &cargo);

@@ -4,6 +4,8 @@
  */
 #include "_core.h"
 
+#include "fast.h"
+
 typedef struct mover {
     PyObject_HEAD device *device;
     ebb_mover *handle;
@@ -203,6 +205,49 @@ static PyObject *mover_stats(PyObject *self, PyObject *unused)
     return dict;
 }
 
+/* outlook(vbar): all that a balance between tensors and weights depends on, as bytes, to be compared with
+   what it was. One call, because mostly it is the same: in the middle of a model, where nothing else of this
+   is in the processor's caches, each of these questions by itself takes as long as a layer does. */
+static PyObject *mover_outlook(PyObject *self, PyObject *its)
+{
+    mover *m = (mover *)self;
+    const state *s = state_of(self);
+    if (!s || !made(m))
+        return NULL;
+    if (!PyObject_TypeCheck(its, s->types[VBAR])) {
+        PyErr_SetString(PyExc_TypeError, "not a VBAR");
+        return NULL;
+    }
+    ebb_mover_stats moved = {.size = sizeof moved};
+    ebb_vbar_stats resident = {.size = sizeof resident};
+    ebb_segment_stats tensors = {.size = sizeof tensors};
+    uint64_t limit, headroom, total;
+    ebb_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ebb__device_limits(m->device->handle, &limit, &headroom, &total);
+    if (status == EBB_OK)
+        status = ebb_mover_get_stats(m->handle, &moved);
+    if (status == EBB_OK)
+        status = ebb_vbar_get_stats(((vbar *)its)->handle, &resident);
+    if (ebb_attached_stats(m->device->number, &tensors) != EBB_OK)
+        tensors = (ebb_segment_stats){0};
+    Py_END_ALLOW_THREADS
+    if (status != EBB_OK)
+        return fail(m->device, status, "the mover was closed");
+    const uint64_t all[] = {limit,
+                            headroom,
+                            total,
+                            moved.ring,
+                            moved.given_up,
+                            tensors.bytes,
+                            tensors.before,
+                            resident.bytes,
+                            resident.watermark,
+                            resident.watermark_limit,
+                            resident.evictions[EBB_FOR_TENSOR]};
+    return PyBytes_FromStringAndSize((const char *)all, sizeof all);
+}
+
 static PyObject *mover_dlpack(PyObject *self, PyObject *arguments)
 {
     mover *m = (mover *)self;
@@ -216,6 +261,8 @@ static PyObject *mover_dlpack(PyObject *self, PyObject *arguments)
 
 static PyMethodDef mover_methods[] = {
     {"stats", mover_stats, METH_NOARGS, "stats($self, /)\n--\n\nWhat it has moved."},
+    {"outlook", mover_outlook, METH_O,
+     "outlook($self, vbar, /)\n--\n\nAll that its share of the GPU depends on, to be compared."},
     {"_dlpack", mover_dlpack, METH_VARARGS, "Bytes of the ring, as a DLPack capsule."},
     {"pin", mover_pin, METH_O,
      "pin($self, bytes, /)\n--\n\nNew host memory that is copied at the link's speed: its "

@@ -49,27 +49,16 @@ static PyObject *real_of(PyObject *self, PyObject *value)
     const shelf *s = shelf_of(self);
     if (!s->unit)
         return value;
-    switch (unit_shows(s->unit)) {
-    case PARKED:
+    shown what = unit_shows(s->unit);
+    if (what == PARKED)
         return value;
-    case OWN:
-        if (value == s->parked) {
-            unit_look_ahead(s->unit, s->first + s->count);
-            return s->real;
-        }
-        if (s->count == 1)
-            return value;
-        break;
-    case OTHERS:
-        if (value == s->parked) {
-            unit_look_ahead(s->unit, s->first + s->count);
-            PyObject *other = unit_other(s->unit, s->first);
-            return other ? other : s->real;
-        }
-        break;
-    case UNKNOWN:
-        break;
+    if (what != UNKNOWN && value == s->parked) {
+        unit_look_ahead(s->unit, s->first + s->count);
+        PyObject *other = what == OTHERS ? unit_other(s->unit, s->first) : NULL;
+        return other ? other : s->real;
     }
+    if (what != UNKNOWN && s->count == 1)
+        return value; /* it is none of the unit's */
     return unit_real(s->unit, s->first, s->count, value);
 }
 

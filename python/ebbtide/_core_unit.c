@@ -31,7 +31,7 @@ typedef struct swap {
     bool looked_up; /* in Places */
 } swap;
 
-enum { PLACES_KEPT = 16, GRID = 5, ALIGNMENT = 512 };
+enum { PLACES_KEPT = 16, DRIFTS = 4, GRID = 5, ALIGNMENT = 512 };
 
 struct unit {
     PyObject_HEAD vbar *vbar;
@@ -57,6 +57,7 @@ struct unit {
     char settled;                 /* what of it is not resident will not be, as far as is known */
     uint64_t places[PLACES_KEPT]; /* in the ring, where it was some time */
     unsigned place_count, kept;   /* of them, and for how many there are tensors */
+    unsigned new_in_a_row;        /* places it had not been at */
     bool drifts;                  /* it comes to ever new places */
     uint64_t size;                /* of all pieces */
 };
@@ -724,7 +725,7 @@ static PyType_Slot unit_slots[] = {
 PyType_Spec unit_spec = {"ebbtide._core.Unit", sizeof(unit), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, unit_slots};
 
-uint64_t unit_near(const unit *u, uint64_t head)
+uint64_t unit_near(const unit *u, uint64_t head, uint64_t ring)
 {
     uint64_t behind = 0, lowest = 0;
     for (unsigned i = 0; i < u->place_count; i++) {
@@ -736,16 +737,22 @@ uint64_t unit_near(const unit *u, uint64_t head)
     }
     if (!u->drifts)
         return behind ? behind : lowest;
-    uint64_t grid = (u->size / GRID + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    uint64_t grid = (u->size > ring / 2 ? u->size : ring / 2) / GRID;
+    grid = (grid + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
     uint64_t next = (head + grid - 1) / grid * grid;
     return behind && behind < next ? behind : next;
 }
 
 void unit_was_at(unit *u, uint64_t at)
 {
-    for (unsigned i = 0; i < u->place_count; i++)
-        if (u->places[i] == at)
+    for (unsigned i = 0; i < u->place_count; i++) {
+        if (u->places[i] == at) {
+            u->new_in_a_row = 0;
             return;
+        }
+    }
+    if (++u->new_in_a_row > DRIFTS)
+        u->drifts = true;
     if (u->place_count >= u->kept || u->place_count == PLACES_KEPT) {
         u->place_count = 0; /* so are its tensors there */
         u->drifts = true;

@@ -405,13 +405,17 @@ ebb_stream ebb_mover_stream(const ebb_mover *mover)
     return mover ? mover->stream : NULL;
 }
 
-uint64_t ebb_mover_head(ebb_mover *mover)
+uint64_t ebb_mover_head(ebb_mover *mover, uint64_t *ring)
 {
-    if (ebb__mover_there(mover) != EBB_OK)
-        return 0;
-    ebb__os_lock(&mover->mu);
-    uint64_t head = ebb__ring_size(&mover->ring) ? mover->base + mover->ring.head : 0;
-    ebb__os_unlock(&mover->mu);
+    uint64_t bytes = 0, head = 0;
+    if (ebb__mover_there(mover) == EBB_OK) {
+        ebb__os_lock(&mover->mu);
+        bytes = ebb__ring_size(&mover->ring);
+        head = bytes ? mover->base + mover->ring.head : 0;
+        ebb__os_unlock(&mover->mu);
+    }
+    if (ring)
+        *ring = bytes;
     return head;
 }
 

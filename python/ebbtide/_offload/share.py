@@ -27,7 +27,8 @@ class Share:
         self.room = 0  # bytes for weights that stay
         self.likely = 0  # the same, as far as can be said while a pass is being learned from
         self.cautious = 0  # times that nothing is to stay
-        self._seen: object = None  # what was found the last time,
+        self._outlook = b""  # what it depends on, at the last look,
+        self._seen: object = None  # and what else was found then,
         self._same = 0  # and how many times in a row
 
     def ring_size(self) -> int:
@@ -36,16 +37,18 @@ class Share:
         time. Where that much is not left, or it is not known what is left, little more than one.
         What tensors need one time and not another is not left out: the ring gives way, in the
         middle of a pass."""
-        return min(self._whole_ring(), max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
+        whole = _up(self.slots * self.largest)
+        return min(whole, max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
 
-    def _whole_ring(self) -> int:
-        """Small weights that are on the GPU all the time are a part of it."""
+    def _least_ring(self) -> int:
+        """That is whole as well: small weights, which are on the GPU all the time, count as a part
+        of it."""
         small = _up(self.small) if self.small > GRAIN // 2 else 0
         return _up(self.slots * self.largest) - small
 
     def short(self, ring: int) -> int:
         """How many bytes such a ring is short of; of a unit at most."""
-        return min(max(self._whole_ring() - ring, 0), self.largest)
+        return min(max(self._least_ring() - ring, 0), self.largest)
 
     def ring_gave_way(self, size: int) -> None:
         """To tensors: it is of that size now."""
@@ -59,20 +62,13 @@ class Share:
         """How much of the GPU is for weights that stay: what PyTorch's tensors, which come first,
         have left of it lately. A weight in use cannot give way to them, so it must not be in their
         place."""
+        if self._knows(station, vbar, learning):
+            return
         most, stats = station.device._most, vbar.stats()
         size, given_up = stats["bytes"], stats["evictions_for_tensors"]
         slack = min(SLACK, max(size // 64, 2 * GRAIN))  # that would be a lot of a small model
         segments = _core.attached_stats(station.index) or {"segment_bytes": 0, "before": 0}
         tensors = segments["segment_bytes"] + segments["before"]
-        station.see_ring()
-        known = self._knows(
-            (most, tensors, size, given_up, stats["watermark"], stats["watermark_limit"]),
-            (learning, self.largest, self.small, self.firm),
-            (station.ring, self.lowest, len(station.models)),
-        )
-        # A ring that others left no room for may be had by now: that is tried, now and then.
-        if known and (station.ring >= self.ring_size() or self._same % PEAKS):
-            return
         # They may have needed more, in between, than they have now.
         if given_up != self.given_up:
             tensors = max(tensors, most - slack - self.ring_size() - stats["watermark"])
@@ -84,7 +80,7 @@ class Share:
         # The ring can be made smaller again, so for it the last pass counts.
         self.left = most - max(list(self.peaks)[-3:])
         room = most - slack - max(self.peaks)
-        self.likely = room if room >= size else max(room - self._whole_ring(), 0)
+        self.likely = room if room >= size else max(room - self._least_ring(), 0)
         unknown = learning and room < size + 4 * self.largest + size // 8
         if unknown or self.cautious:
             self.cautious = max(self.cautious - 1, 0)
@@ -106,11 +102,19 @@ class Share:
         if room > stats["watermark"]:
             vbar.watermark = room
 
-    def _knows(self, *seen: object) -> bool:
+    def _knows(self, station: Station, vbar: VBAR, learning: bool) -> bool:
         """Whether all has been as it is now so often that what was before is forgotten."""
+        outlook = station.mover.outlook(vbar)
+        if outlook != self._outlook:
+            self._outlook = outlook
+            station.see_ring()
+        own = self.largest, self.small, self.firm, self.lowest
+        seen = outlook, own, learning, station.ring, len(station.models)
         self._same = self._same + 1 if seen == self._seen else 0
         self._seen = seen
-        return self._same > PEAKS and not self.cautious
+        # A ring that others left no room for may be had by now: that is tried, now and then.
+        content = station.ring >= self.ring_size() or self._same % PEAKS
+        return self._same > PEAKS and not self.cautious and bool(content)
 
 
 def _up(size: int) -> int:

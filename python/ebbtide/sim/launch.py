@@ -37,6 +37,9 @@ RUN = "EBBTIDE_SIM_RUN"  # the file of the cards; set: this process belongs to a
 OWNER = "EBBTIDE_SIM_OWNER"  # the process that removes it
 GRANULARITY = 2 << 20
 OLDEST_TORCH = (2, 6)
+# oneDNN computes the simulated GPU's products. Virtual machines may name AMX among what they can,
+# and then stop a program that uses it: an illegal instruction. Whoever sets this has it as set.
+PLAIN_PRODUCTS = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 
 
 class CannotStart(RuntimeError):
@@ -178,7 +181,8 @@ def environment(name: str) -> dict[str, str]:
     # A package that is not installed is found by its children all the same.
     if importlib.util.find_spec("ebbtide") and package not in paths and package in sys.path:
         paths.append(package)
-    return {RUN: name, "PYTHONPATH": os.pathsep.join(paths)}
+    products = {key: os.environ.get(key, value) for key, value in PLAIN_PRODUCTS.items()}
+    return {RUN: name, "PYTHONPATH": os.pathsep.join(paths), **products}
 
 
 def prepare_run(
