@@ -519,8 +519,9 @@ EBB_API ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *lo
                                    const ebb_fetch *how, uint64_t *cargo);
 
 /* Where the next cargo will be in the ring, if nothing else is asked for and it has room there; 0: there
-   is no ring. *ring, if `ring` is not NULL: the bytes of the ring. */
-EBB_API uint64_t ebb_mover_head(ebb_mover *mover, uint64_t *ring);
+   is no ring. *start and *bytes, where they are not NULL: where the ring
+   begins, and how large it is. */
+EBB_API uint64_t ebb_mover_head(ebb_mover *mover, uint64_t *start, uint64_t *bytes);
 
 /* How many of so many bytes would have room in the ring now, side by side: all, some or none. If there are
    `least` up to the next end of it, or of a piece, then these are meant, and not a place beyond with room for

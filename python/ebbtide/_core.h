@@ -105,7 +105,20 @@ void weight_exit(weight *w, ebb_stream stream);
 /* Bytes at an address of a device, as a DLPack capsule that keeps `owner`. */
 PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64_t bytes);
 
-/* ---- _core_unit.c, _ahead.c, _places.c, _mover.c, _load.c, _pass.c, _gate.c ---------------------- */
+/* ---- _core_unit.c, _spots.c, _ahead.c, _places.c, _mover.c, _load.c, _pass.c, _gate.c ---------------------- */
+
+enum { SPOTS = 16 }; /* of a unit, that are remembered */
+
+typedef struct spots {
+    uint64_t at[SPOTS];
+    unsigned count, new_in_a_row;
+    bool drifts;
+} spots;
+
+/* Where in a ring of so many bytes from `start` on a unit should be, so that it is where it was: the first such
+   spot from the head on, or the first of all, or one that is to recur; 0: anywhere. And a spot where it was. */
+uint64_t spots_near(const spots *s, uint64_t size, uint64_t head, uint64_t start, uint64_t ring);
+void spots_add(spots *s, uint64_t at);
 
 typedef struct piece {
     uint64_t offset, bytes, signature;
@@ -119,12 +132,8 @@ typedef struct unit unit;
 /* The weights of a unit, and how many: NULL, if it was never made. */
 piece *unit_pieces(unit *u, size_t *count, ebb_vbar *handle);
 
-/* Where in the ring it should be, so that it is where it was some time, for which there are tensors: the
-   first such place behind the head; 0: there is none. If it has been to so many places that what comes before
-   it must be of another size each time, round and round, then it goes to the next of a few, a part of its size,
-   or of the ring's, apart. And a place where it was. */
-uint64_t unit_near(const unit *u, uint64_t head, uint64_t ring);
-void unit_was_at(unit *u, uint64_t at);
+/* Where in the ring it was, and the bytes of all its weights. */
+spots *unit_spots(unit *u, uint64_t *size);
 
 /* What of it is not resident will not be, as far as is known. */
 bool unit_settled(const unit *u);

@@ -135,7 +135,6 @@ class Unit:
     def resident(self) -> int: ...
     stale: int
     settled: bool
-    kept: int
     base: Any
     version: int
     def __init__(

@@ -77,7 +77,7 @@ static size_t together(ebb_vbar handle, const piece *pieces, size_t count, uint6
 /* What was sent for is a part of the load. */
 static void note(load *l, unit *u, const ebb_load *loads, size_t count, uint64_t cargo)
 {
-    uint64_t first = 0;
+    uint64_t first = 0, size;
     for (size_t i = 0; i < count; i++) {
         l->staged[l->staged_count++] = loads[i].staged;
         first = first ? first : loads[i].staged;
@@ -85,7 +85,7 @@ static void note(load *l, unit *u, const ebb_load *loads, size_t count, uint64_t
     if (!cargo || (l->cargo_count && l->cargoes[l->cargo_count - 1] == cargo))
         return;
     if (!l->cargo_count)
-        unit_was_at(u, first);
+        spots_add(unit_spots(u, &size), first);
     l->cargoes[l->cargo_count++] = cargo;
 }
 
@@ -99,7 +99,7 @@ static ebb_status send(load *l, ebb_mover *mover, unit *u, bool demand)
     size_t count = together(handle, pieces, all - l->staged_count, l->most, &bytes);
     uint64_t last = l->cargo_count ? l->cargoes[l->cargo_count - 1] : 0, cargo = 0;
     /* A place of its own is looked for when the ring has one, too: to look is not for nothing. */
-    uint64_t ring, head = ebb_mover_head(mover, &ring);
+    uint64_t start, ring, head = ebb_mover_head(mover, &start, &ring);
     uint64_t room = head && !demand ? ebb_mover_room(mover, bytes, bytes / 8) : bytes;
     if (room < bytes) {
         count = together(handle, pieces, all - l->staged_count, room, &bytes);
@@ -116,8 +116,11 @@ static ebb_status send(load *l, ebb_mover *mover, unit *u, bool demand)
                               .bytes = pieces[i].bytes,
                               .host = pieces[i].host,
                               .signature = pieces[i].signature};
-    const ebb_fetch how = {
-        .with = last, .at = last ? 0 : unit_near(u, head, ring), .stage = unit_settled(u)};
+    uint64_t size;
+    const spots *were = unit_spots(u, &size);
+    const ebb_fetch how = {.with = last,
+                           .at = last ? 0 : spots_near(were, size, head, start, ring),
+                           .stage = unit_settled(u)};
     ebb_status status;
     Py_BEGIN_ALLOW_THREADS
     status = ebb_mover_fetch(mover, handle, loads, count, &how, &cargo);

@@ -31,7 +31,7 @@ typedef struct swap {
     bool looked_up; /* in Places */
 } swap;
 
-enum { PLACES_KEPT = 16, DRIFTS = 4, GRID = 5, ALIGNMENT = 512 };
+enum { ALIGNMENT = 512 };
 
 struct unit {
     PyObject_HEAD vbar *vbar;
@@ -50,16 +50,13 @@ struct unit {
     /* The tensor that the VBAR's own are views of, or NULL: its version tells who writes. */
     PyObject *base;
     long version;
-    PyObject *name;               /* "_version" */
-    PyObject *compiler;           /* the module without which nobody compiles */
-    PyObject *ahead;              /* what will be needed, by swap */
-    PyObject *now;                /* the same, of what is found while it is entered; or NULL */
-    char settled;                 /* what of it is not resident will not be, as far as is known */
-    uint64_t places[PLACES_KEPT]; /* in the ring, where it was some time */
-    unsigned place_count, kept;   /* of them, and for how many there are tensors */
-    unsigned new_in_a_row;        /* places it had not been at */
-    bool drifts;                  /* it comes to ever new places */
-    uint64_t size;                /* of all pieces */
+    PyObject *name;     /* "_version" */
+    PyObject *compiler; /* the module without which nobody compiles */
+    PyObject *ahead;    /* what will be needed, by swap */
+    PyObject *now;      /* the same, of what is found while it is entered; or NULL */
+    char settled;       /* what of it is not resident will not be, as far as is known */
+    spots spots;        /* in the ring, where it was */
+    uint64_t size;      /* of all pieces */
 };
 
 /* ---- life --------------------------------------------------------------------------------------- */
@@ -159,7 +156,6 @@ static int unit_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         PyErr_SetString(PyExc_TypeError, "a unit is made once, of a VBAR");
         return -1;
     }
-    u->kept = PLACES_KEPT;
     u->name = PyUnicode_InternFromString("_version");
     u->compiler = PyUnicode_InternFromString("torch._dynamo");
     if (!u->name || !u->compiler)
@@ -704,7 +700,6 @@ static PyMemberDef unit_members[] = {
     {"depth", T_UINT, offsetof(unit, depth), READONLY, "times entered and not left"},
     {"stale", T_INT, offsetof(unit, stale), 0, "it is not entered any more"},
     {"settled", T_BOOL, offsetof(unit, settled), 0, "no place of its own is tried for"},
-    {"kept", T_UINT, offsetof(unit, kept), 0, "places in the ring for which there are tensors"},
     {"base", T_OBJECT, offsetof(unit, base), 0, "the tensor that its own are views of"},
     {"version", T_LONG, offsetof(unit, version), 0, "the base's, when it was last looked at"},
     {NULL, 0, 0, 0, NULL},
@@ -725,39 +720,10 @@ static PyType_Slot unit_slots[] = {
 PyType_Spec unit_spec = {"ebbtide._core.Unit", sizeof(unit), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, unit_slots};
 
-uint64_t unit_near(const unit *u, uint64_t head, uint64_t ring)
+spots *unit_spots(unit *u, uint64_t *size)
 {
-    uint64_t behind = 0, lowest = 0;
-    for (unsigned i = 0; i < u->place_count; i++) {
-        uint64_t at = u->places[i];
-        if (at >= head && (!behind || at < behind))
-            behind = at;
-        if (!lowest || at < lowest)
-            lowest = at;
-    }
-    if (!u->drifts)
-        return behind ? behind : lowest;
-    uint64_t grid = (u->size > ring / 2 ? u->size : ring / 2) / GRID;
-    grid = (grid + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
-    uint64_t next = (head + grid - 1) / grid * grid;
-    return behind && behind < next ? behind : next;
-}
-
-void unit_was_at(unit *u, uint64_t at)
-{
-    for (unsigned i = 0; i < u->place_count; i++) {
-        if (u->places[i] == at) {
-            u->new_in_a_row = 0;
-            return;
-        }
-    }
-    if (++u->new_in_a_row > DRIFTS)
-        u->drifts = true;
-    if (u->place_count >= u->kept || u->place_count == PLACES_KEPT) {
-        u->place_count = 0; /* so are its tensors there */
-        u->drifts = true;
-    }
-    u->places[u->place_count++] = at;
+    *size = u->size;
+    return &u->spots;
 }
 
 bool unit_settled(const unit *u)

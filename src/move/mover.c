@@ -405,17 +405,20 @@ ebb_stream ebb_mover_stream(const ebb_mover *mover)
     return mover ? mover->stream : NULL;
 }
 
-uint64_t ebb_mover_head(ebb_mover *mover, uint64_t *ring)
+uint64_t ebb_mover_head(ebb_mover *mover, uint64_t *start, uint64_t *bytes)
 {
-    uint64_t bytes = 0, head = 0;
+    uint64_t first = 0, all = 0, head = 0;
     if (ebb__mover_there(mover) == EBB_OK) {
         ebb__os_lock(&mover->mu);
-        bytes = ebb__ring_size(&mover->ring);
-        head = bytes ? mover->base + mover->ring.head : 0;
+        all = ebb__ring_size(&mover->ring);
+        first = all ? mover->base + mover->ring.pieces[0].start : 0;
+        head = all ? mover->base + mover->ring.head : 0;
         ebb__os_unlock(&mover->mu);
     }
-    if (ring)
-        *ring = bytes;
+    if (start)
+        *start = first;
+    if (bytes)
+        *bytes = all;
     return head;
 }
 

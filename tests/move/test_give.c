@@ -87,7 +87,7 @@ static void a_ring_that_is_not_used_goes_and_comes_back_whole(void)
     CHECK_EQ(ebb_mover_drop(h.mover, haul_fetch(&h, &load, 0, all)), EBB_OK);
     /* All of it, and then there is none. */
     first = ask(&h, 4 * LARGE);
-    CHECK(first && !haul_stats(&h).ring && !ebb_mover_head(h.mover, NULL) &&
+    CHECK(first && !haul_stats(&h).ring && !ebb_mover_head(h.mover, NULL, NULL) &&
           !haul_stats(&h).address);
     CHECK_EQ(core_device_stats(&h.c).pinned, 0);
     write_to(&h, first, 4 * LARGE);

@@ -335,8 +335,7 @@ class Model:
             _attach.make_room(self.index, short, often=True, asking=asking)
             return
         asking.met()
-        if not self.settled:
-            _attach.make_room(self.index, self.share.largest, often=True)
+        _attach.make_room(self.index, self.share.largest, often=True)
 
     def _busy(self) -> bool:
         return any(u.depth or u.bare for u in self.units)

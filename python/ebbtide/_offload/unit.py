@@ -20,7 +20,7 @@ from ebbtide.vbar import VBAR
 if TYPE_CHECKING:
     from ebbtide._offload.model import Model
 
-VIEWS = 16  # places in the ring for which a unit's tensors are kept
+VIEWS = 16  # places in the ring for which a unit's tensors are kept: as many as _core.h has SPOTS
 COMPILE_BY = torch._C._dynamo.eval_frame.set_eval_frame
 # Weights that lie side by side are one, up to this part of a unit: one that finds no room in the
 # ring, or would go across its end, waits for the unit before, and the GPU waits for it.
@@ -157,7 +157,6 @@ class Unit(_core.Unit):
         self.bindings = bindings
         self.load: _core.Load | None = None
         self.shared: list[tuple[int, weakref.ref[Unit], int]] = []  # what others have, too
-        self.kept = VIEWS
         self.settled = False  # what is not resident will not be, as far as is known
         self.bare = 0  # entered without its weights: they come one by one
         self.views: dict[bytes, Tensors] = {}
