@@ -23,7 +23,7 @@ def script(tmp_path):
 
 @pytest.fixture
 def run(python):
-    return lambda *words: python("-m", "ebbtide", "run", *words)
+    return lambda *words, **names: python("-m", "ebbtide", "run", *words, **names)
 
 
 def test_a_program_finds_its_cards(run, script):
@@ -45,6 +45,19 @@ def test_the_program_is_itself(run, script):
     """)
     done = run("--sim", "64MiB", program, "--its", "-m", "own", "--sim")
     assert (done.stdout, done.returncode) == ("__main__ ['--its', '-m', 'own', '--sim']\n", 7)
+
+
+def test_products_do_without_amx_where_nobody_asks_for_it(run, script):
+    """A virtual machine may name it among what it can, and stop whoever uses it."""
+    program = script("""
+        import os, torch
+        x = torch.ones(16, 64, dtype=torch.bfloat16, device="cuda")
+        print((x @ x.T).sum().item(), os.environ["ONEDNN_MAX_CPU_ISA"])
+    """)
+    done = run("--sim", "64MiB", program)
+    assert (done.stdout, done.returncode) == ("16384.0 AVX512_CORE_BF16\n", 0), done.stderr
+    done = run("--sim", "64MiB", program, ONEDNN_MAX_CPU_ISA="AVX2")
+    assert (done.stdout, done.returncode) == ("16384.0 AVX2\n", 0), done.stderr
 
 
 def test_tracebacks_are_those_of_the_program(run, python, script):
