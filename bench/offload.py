@@ -14,7 +14,8 @@ it was. The share of the host's time is then what to look at: how much of it the
 takes, of what the offloaded one takes, if both run by turns of a few layers (offload_timing.Duet).
 It is told where the host seems to be the bound.
 
-Parts: llama, dit, linears (shares of them resident); resident (all of it); accelerate; generate.
+Parts: llama, dit, linears (shares of them resident); resident (all of it); accelerate; generate;
+equals (what these measures say of two models that are the same).
 """
 
 from __future__ import annotations
@@ -285,9 +286,9 @@ def on_tokens(
         say(f"{kind.name}: {stats['one_by_one']} units had no room and came weight by weight")
 
 
-def share_of_host(plain: Callable[[], Any], offloaded: Callable[[], Any]) -> float:
-    """What a plain model takes of the host's time, in % of what an offloaded one takes."""
-    duet = Duet(plain, offloaded)
+def share_of_host(one: Callable[[], Any], other: Callable[[], Any]) -> float:
+    """What one model takes of the host's time, in % of what another one takes."""
+    duet = Duet(one, other)
     return duet.first / duet.second * 100
 
 
@@ -347,6 +348,30 @@ def resident_of(kind: models.Kind) -> None:
         tell(f"{name}_bit_equal", same, "of 1")
         if not same:
             raise AssertionError("the result is not the plain model's")
+
+
+def measure_equals() -> None:
+    """Two plain models, of the kind that the host is all the bound of."""
+    unlimited()
+    kind = models.kinds(options.small)["linears"]
+    one, other = (kind.make("cuda", in_one=True) for _ in range(2))
+    for tokens in (1, 16) if options.small else (1, 4096):
+        inputs = kind.inputs(tokens)
+        functions = {
+            "one": functools.partial(one, *inputs),
+            "other": functools.partial(other, *inputs),
+        }
+        turns = take_turns(functions)
+
+        def share(turn: dict[str, float]) -> float:
+            return turn["one"] / turn["other"] * 100
+
+        name = f"equals_{tokens}_tokens"
+        say(f"{name}: {turns.spread(share)}")
+        tell(f"{name}_step", turns.median("one"), "ms")
+        tell(f"{name}_share", turns.median(share), "%")
+        if not options.small:
+            tell(f"{name}_share_of_the_hosts_time", share_of_host(**functions), "%")
 
 
 # ---- what people use -----------------------------------------------------------------------------
@@ -529,6 +554,7 @@ PARTS = {
     "resident": measure_resident,
     "accelerate": measure_accelerate,
     "generate": measure_generate,
+    "equals": measure_equals,
 }
 
 
