@@ -110,6 +110,7 @@ PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64
 enum { SPOTS = 16 }; /* of a unit, that are remembered */
 
 typedef struct spots {
+    uint64_t start; /* of the ring that they are in */
     uint64_t at[SPOTS];
     unsigned count, new_in_a_row;
     bool drifts;
@@ -117,7 +118,7 @@ typedef struct spots {
 
 /* Where in a ring of so many bytes from `start` on a unit should be, so that it is where it was: the first such
    spot from the head on, or the first of all, or one that is to recur; 0: anywhere. And a spot where it was. */
-uint64_t spots_near(const spots *s, uint64_t size, uint64_t head, uint64_t start, uint64_t ring);
+uint64_t spots_near(spots *s, uint64_t size, uint64_t head, uint64_t start, uint64_t ring);
 void spots_add(spots *s, uint64_t at);
 
 typedef struct piece {

@@ -117,7 +117,7 @@ static ebb_status send(load *l, ebb_mover *mover, unit *u, bool demand)
                               .host = pieces[i].host,
                               .signature = pieces[i].signature};
     uint64_t size;
-    const spots *were = unit_spots(u, &size);
+    spots *were = unit_spots(u, &size);
     const ebb_fetch how = {.with = last,
                            .at = last ? 0 : spots_near(were, size, head, start, ring),
                            .stage = unit_settled(u)};

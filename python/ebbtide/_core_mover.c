@@ -222,7 +222,9 @@ static PyObject *mover_outlook(PyObject *self, PyObject *its)
     ebb_vbar_stats resident = {.size = sizeof resident};
     ebb_segment_stats tensors = {.size = sizeof tensors};
     uint64_t limit, headroom, total;
-    ebb_status status;
+    ebb_status status = m->handle ? EBB_OK : EBB_GONE;
+    if (status != EBB_OK)
+        return fail(m->device, status, "the mover was closed");
     Py_BEGIN_ALLOW_THREADS
     status = ebb__device_limits(m->device->handle, &limit, &headroom, &total);
     if (status == EBB_OK)
@@ -233,7 +235,7 @@ static PyObject *mover_outlook(PyObject *self, PyObject *its)
         tensors = (ebb_segment_stats){0};
     Py_END_ALLOW_THREADS
     if (status != EBB_OK)
-        return fail(m->device, status, "the mover was closed");
+        return fail(m->device, status, "the device or the VBAR was closed");
     const uint64_t all[] = {limit,
                             headroom,
                             total,

@@ -11,9 +11,11 @@
 
 enum { DRIFTS = 4, GRID = 5, ALIGNMENT = 512, PAGE = 2 << 20 };
 
-uint64_t spots_near(const spots *s, uint64_t size, uint64_t head, uint64_t start, uint64_t ring)
+uint64_t spots_near(spots *s, uint64_t size, uint64_t head, uint64_t start, uint64_t ring)
 {
     uint64_t behind = 0, lowest = 0;
+    if (start != s->start)
+        *s = (spots){.start = start}; /* it is another ring */
     for (unsigned i = 0; i < s->count; i++) {
         uint64_t at = s->at[i];
         if (at >= head && (!behind || at < behind))
@@ -27,7 +29,7 @@ uint64_t spots_near(const spots *s, uint64_t size, uint64_t head, uint64_t start
     /* A page that a unit has a part of cannot be given to tensors as long as that is in use. */
     uint64_t step = grid < PAGE ? ALIGNMENT : PAGE;
     grid = grid ? (grid + step - 1) / step * step : step;
-    uint64_t next = start + (head - start + grid - 1) / grid * grid;
+    uint64_t next = start + ((head > start ? head - start : 0) + grid - 1) / grid * grid;
     return behind && behind < next ? behind : next;
 }
 
@@ -41,6 +43,6 @@ void spots_add(spots *s, uint64_t at)
     }
     s->drifts = s->drifts || ++s->new_in_a_row > DRIFTS || s->count == SPOTS;
     if (s->count == SPOTS)
-        s->count = 0; /* so are its tensors there */
+        s->count = 0; /* as there are tensors for so many, about */
     s->at[s->count++] = at;
 }

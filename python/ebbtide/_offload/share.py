@@ -25,7 +25,7 @@ class Share:
         self.fits = False
         self.left = 0  # bytes that tensors did not need
         self.room = 0  # bytes for weights that stay
-        self.likely = 0  # the same, as far as can be said while a pass is being learned from
+        self.likely = 0  # about the same, as can be said while a pass is being learned from
         self.cautious = 0  # times that nothing is to stay
         self._outlook = b""  # what it depends on, at the last look,
         self._seen: object = None  # and what else was found then,

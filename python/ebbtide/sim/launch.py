@@ -38,8 +38,10 @@ OWNER = "EBBTIDE_SIM_OWNER"  # the process that removes it
 GRANULARITY = 2 << 20
 OLDEST_TORCH = (2, 6)
 # oneDNN computes the simulated GPU's products. Virtual machines may name AMX among what they can,
-# and then stop a program that uses it: an illegal instruction. Whoever sets this has it as set.
-PLAIN_PRODUCTS = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+# and then stop a program that uses it: an illegal instruction. This is all but that. It has two
+# names, and whoever has set one has it as set.
+MOST_OF_THE_PROCESSOR = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+OLD_NAME = "DNNL_MAX_CPU_ISA"
 
 
 class CannotStart(RuntimeError):
@@ -181,8 +183,9 @@ def environment(name: str) -> dict[str, str]:
     # A package that is not installed is found by its children all the same.
     if importlib.util.find_spec("ebbtide") and package not in paths and package in sys.path:
         paths.append(package)
-    products = {key: os.environ.get(key, value) for key, value in PLAIN_PRODUCTS.items()}
-    return {RUN: name, "PYTHONPATH": os.pathsep.join(paths), **products}
+    most = {} if OLD_NAME in os.environ else {**MOST_OF_THE_PROCESSOR}
+    most = {key: os.environ.get(key, value) for key, value in most.items()}
+    return {RUN: name, "PYTHONPATH": os.pathsep.join(paths), **most}
 
 
 def prepare_run(
