@@ -16,7 +16,7 @@ import weakref
 import pytest
 
 import ebbtide
-from ebbtide import sim
+from ebbtide import _core, sim
 
 MIB = 1 << 20
 PAGE = 32 * MIB
@@ -458,7 +458,7 @@ with ebbtide.Device("sim", memory="64MiB") as device:
     assert w.fault()
     w.unpin()
 import os
-from ebbtide import sim
+from ebbtide import _core, sim
 card = sim.add_card(memory=64 << 20)
 os.environ["EBBTIDE_DRIVER"] = str(sim.library())
 with ebbtide.Device(card.ordinal) as device:
@@ -495,7 +495,7 @@ def test_a_vbar_dropped_while_a_graph_holds_it(python):
     """The graph's addresses stay; what is saved for other pages is still saved."""
     code = """
 import ctypes, gc, ebbtide
-from ebbtide import sim
+from ebbtide import _core, sim
 PAGE = 32 << 20
 device = ebbtide.Device("sim", memory="256MiB", limit="64MiB")
 card = device._card
@@ -537,3 +537,24 @@ device.check()
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     assert "graphs that are gone" in done.stdout
+
+
+# ---- a mover ------------------------------------------------------------------------------------
+
+
+def test_an_outlook_changes_with_what_it_is_of(device, vbar):
+    mover = _core.Mover(device)
+    seen = [mover.outlook(vbar)]
+    assert mover.outlook(vbar) == seen[0]
+    device.limit = device.limit // 2
+    seen.append(mover.outlook(vbar))
+    mover.set_ring(2 * MIB)
+    seen.append(mover.outlook(vbar))
+    vbar.watermark_limit = PAGE
+    seen.append(mover.outlook(vbar))
+    assert len(set(seen)) == 4
+    with pytest.raises(TypeError):
+        mover.outlook(device)
+    mover.close()
+    with pytest.raises(ebbtide.Gone, match="the mover was closed"):
+        mover.outlook(vbar)
