@@ -284,6 +284,20 @@ def test_the_same_tensors_serve_again_after_some_passes(free_room, monkeypatch, 
 
 
 @torch.no_grad()
+def test_the_ring_is_two_whole_units_where_there_is_room(free_room):
+    """Small weights, which stay, do not come off it: units would be elsewhere in every pass."""
+    model, inputs = nn.Sequential(*(nn.Linear(256, 256) for _ in range(1100))), x(256)
+    expected = copy.deepcopy(model).cuda()(inputs)
+    free_room.of = lambda model: 160 * MIB
+    free_room.offload(model)
+    for _ in range(4):
+        assert torch.equal(model(inputs), expected)
+    ours = inside(model)
+    assert ours.slow and ours.share.small > MIB
+    assert ours.station.ring == -(-2 * ours.share.largest // (2 * MIB)) * 2 * MIB
+
+
+@torch.no_grad()
 def test_units_that_come_to_ever_new_places_do_not_for_ever(free_room, monkeypatch, made):
     """What comes in a pass is four rings and 2 MiB: each time all units are 2 MiB further on."""
     monkeypatch.setattr("ebbtide._offload.units.LOT", 80)
