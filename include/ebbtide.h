@@ -551,6 +551,17 @@ EBB_API ebb_status ebb_mover_drop(ebb_mover *mover, uint64_t cargo);
 /* The stream that it copies on. It lives as long as the mover, and the caller queues nothing on it. */
 EBB_API ebb_stream ebb_mover_stream(const ebb_mover *mover);
 
+/*
+ * Marks: to see how long the GPU takes. Set one where `stream` is now (numbers begin with 1), ask later how
+ * many milliseconds the GPU took from one to another, and give both back: they are used again. None of it
+ * waits. EBB_OK; EBB_BUSY: the stream is being captured, or the GPU has not come to both yet; EBB_INVALID: no
+ * such mark is set; EBB_NO_HOST_MEMORY; EBB_DRIVER_FAILED; EBB_GONE; EBB_FORKED.
+ */
+EBB_API ebb_status ebb_mover_mark(ebb_mover *mover, ebb_stream stream, uint32_t *mark);
+EBB_API ebb_status ebb_mover_between(ebb_mover *mover, uint32_t from, uint32_t to,
+                                     double *milliseconds);
+EBB_API void ebb_mover_unmark(ebb_mover *mover, uint32_t mark);
+
 typedef struct ebb_mover_stats {
     size_t size;      /* sizeof(ebb_mover_stats) */
     uint64_t ring;    /* bytes of the ring, without what has given way */

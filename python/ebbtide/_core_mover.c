@@ -261,6 +261,56 @@ static PyObject *mover_dlpack(PyObject *self, PyObject *arguments)
     return dlpack_over(self, m->device, address, bytes);
 }
 
+/* ---- marks: how long the GPU takes ---- */
+
+static PyObject *mover_mark(PyObject *self, PyObject *arguments)
+{
+    mover *m = (mover *)self;
+    int own = 0;
+    ebb_stream stream = NULL;
+    uint32_t mark = 0;
+    if (!made(m) || !PyArg_ParseTuple(arguments, "|p", &own))
+        return NULL;
+    if (!m->handle)
+        return mover_failed(m->device, EBB_GONE);
+    if (own)
+        stream = ebb_mover_stream(m->handle);
+    else if (stream_for(m->device, Py_None, &stream) < 0)
+        return NULL;
+    ebb_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ebb_mover_mark(m->handle, stream, &mark);
+    Py_END_ALLOW_THREADS
+    return status == EBB_OK ? PyLong_FromUnsignedLong(mark) : mover_failed(m->device, status);
+}
+
+static PyObject *mover_between(PyObject *self, PyObject *arguments)
+{
+    mover *m = (mover *)self;
+    unsigned from, to;
+    double milliseconds;
+    if (!made(m) || !PyArg_ParseTuple(arguments, "II", &from, &to))
+        return NULL;
+    ebb_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = m->handle ? ebb_mover_between(m->handle, from, to, &milliseconds) : EBB_GONE;
+    Py_END_ALLOW_THREADS
+    if (status == EBB_BUSY)
+        Py_RETURN_NONE;
+    return status == EBB_OK ? PyFloat_FromDouble(milliseconds) : mover_failed(m->device, status);
+}
+
+static PyObject *mover_unmark(PyObject *self, PyObject *number)
+{
+    mover *m = (mover *)self;
+    unsigned long mark = PyLong_AsUnsignedLong(number);
+    if (PyErr_Occurred())
+        return NULL;
+    if (m->handle && mark <= UINT32_MAX)
+        ebb_mover_unmark(m->handle, (uint32_t)mark);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef mover_methods[] = {
     {"stats", mover_stats, METH_NOARGS, "stats($self, /)\n--\n\nWhat it has moved."},
     {"outlook", mover_outlook, METH_O,
@@ -274,6 +324,13 @@ static PyMethodDef mover_methods[] = {
      "borrow($self, address, bytes, /)\n--\n\nPin somebody else's memory: whether it could be."},
     {"give_back", mover_give_back, METH_VARARGS,
      "give_back($self, address, bytes, /)\n--\n\nUndo borrow()."},
+    {"mark", mover_mark, METH_VARARGS,
+     "mark($self, own=False, /)\n--\n\nA point in the current stream's work, or in its own: a "
+     "number. Busy: it is being captured."},
+    {"between", mover_between, METH_VARARGS,
+     "between($self, first, last, /)\n--\n\nMilliseconds that the GPU took from one mark to "
+     "another; None: it has not come to both."},
+    {"unmark", mover_unmark, METH_O, "unmark($self, mark, /)\n--\n\nGive a mark back."},
     {"close", mover_close, METH_NOARGS, "close($self, /)\n--\n\nGive everything back."},
     {"set_ring", mover_set_ring, METH_O,
      "set_ring($self, bytes, /)\n--\n\nThe ring's size: whether it could be had."},

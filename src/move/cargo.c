@@ -225,8 +225,7 @@ ebb_status ebb_mover_fetch(ebb_mover *mover, ebb_vbar vbar, ebb_load *loads, siz
 
 /* ---- the use of a cargo ------------------------------------------------------------------------------ */
 
-/* Whether work outside of a capture can be queued on a stream. */
-static ebb_status outside(ebb__device *device, ebb_stream stream)
+ebb_status ebb__mover_outside(ebb__device *device, ebb_stream stream)
 {
     switch (ebb__stream_capture(device, stream)) {
     case EBB__NOT_CAPTURING:
@@ -278,7 +277,7 @@ static ebb_status with_cargo(ebb_mover *mover, uint64_t number, ebb_stream strea
     if (!cargo)
         status = EBB_GONE;
     if (device) {
-        status = outside(device, stream);
+        status = ebb__mover_outside(device, stream);
         if (status == EBB_OK)
             status = take(mover, device, cargo, stream);
         ebb__mover_leave(device, &scope);

@@ -132,6 +132,11 @@ typedef struct ebb__debt {
     uint64_t offset, bytes;
 } ebb__debt;
 
+typedef struct ebb__timed {
+    CUevent event;
+    bool set; /* and not given back */
+} ebb__timed;
+
 struct ebb_mover {
     ebb_device device; /* open as long as the mover is there */
     CUstream stream;
@@ -148,6 +153,8 @@ struct ebb_mover {
     ebb__flag *flags;
     uint64_t flag_count; /* events there are, free or not */
     ebb__debt *debts;
+    ebb__timed *marks;
+    size_t mark_count, mark_room;
     uint64_t cargoes, staged, waits, no_room, given_up;
 };
 
@@ -175,6 +182,9 @@ ebb_status ebb__mover_await(ebb_mover *mover, ebb__device *device, ebb__cargo *c
    the mover's lock. */
 ebb_status ebb__mover_follow(ebb_mover *mover, ebb__device *device, uint64_t start, uint64_t end);
 
+/* Whether work outside of a capture can be queued on a stream. EBB_BUSY: it cannot. */
+ebb_status ebb__mover_outside(ebb__device *device, ebb_stream stream);
+
 /* Whether the mover may be used, before its lock is touched: in a forked process it may be held. */
 ebb_status ebb__mover_there(const ebb_mover *mover);
 
@@ -185,6 +195,11 @@ ebb_status ebb__mover_pay(ebb_mover *mover);
 
 /* For tests: the same of a mover's ring, and 9 if an event has been lost. */
 int ebb__mover_check(ebb_mover *mover);
+
+/* ---- marks.c --------------------------------------------------------------------------------- */
+
+/* Destroy all marks, at the mover's end. Under the device's lock. */
+ebb_status ebb__marks_end_locked(ebb_mover *mover, ebb__device *device);
 
 /* ---- give.c ---------------------------------------------------------------------------------- */
 

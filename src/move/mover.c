@@ -360,6 +360,8 @@ static ebb_status dismantle(ebb_mover *mover)
         mover->flag_count--;
         free(flag);
     }
+    if (status == EBB_OK)
+        status = ebb__marks_end_locked(mover, device);
     if (status == EBB_OK) {
         ebb__stream_part_locked(device, mover->stream);
         CUresult code = device->driver.cuStreamDestroy(mover->stream);
@@ -394,6 +396,7 @@ ebb_status ebb_mover_destroy(ebb_mover *mover)
     if (status != EBB_OK)
         return end_change(mover, status);
     ebb__ring_free(&mover->ring);
+    free(mover->marks);
     free(mover);
     return EBB_OK;
 }

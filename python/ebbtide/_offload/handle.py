@@ -23,7 +23,7 @@ def offload(
     *,
     limit: int | str | None = None,
     order: Sequence[str] | None = None,
-    prefetch: int = 2,
+    prefetch: int | None = None,
     host: int | str | None = None,
 ) -> Offloaded:
     """Let a model's weights come to the GPU and go by themselves.
@@ -41,7 +41,7 @@ def offload(
         raise TypeError("this is the handle of a model that is offloaded already")
     if not isinstance(model, nn.Module):
         raise TypeError(f"offload() takes a torch.nn.Module, not {type(model).__name__}")
-    if prefetch < 1:
+    if prefetch is not None and prefetch < 1:
         raise ValueError("at least one unit of weights must be able to come: prefetch >= 1")
     if not torch.cuda.is_available():
         raise RuntimeError("PyTorch shows no GPU: there is nothing to offload from")

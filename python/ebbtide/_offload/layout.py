@@ -1,7 +1,7 @@
 """Planning: every unit its place in the VBAR, and a gate before every module that it is entered by.
 
 The VBAR's start stays resident before its end. So first comes what is to stay in any case, then
-what would stall a pass, then the rest, spread over the order in which it runs (order.py).
+what would stall a pass, then the rest, so that about as much of every unit stays (order.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 from ebbtide._offload import host, units
 from ebbtide._offload.gates import Gate
-from ebbtide._offload.order import spread
+from ebbtide._offload.order import share_out
 from ebbtide._offload.parked import Piece
 from ebbtide._offload.unit import Binding, Unit
 from ebbtide.vbar import VBAR
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ebbtide._offload.model import Model
 
 LOOK_UP = 16  # an embedding is kept before others if it is no more than this part of the model
-SPREAD = 4  # parts of a unit of which some stay and some do not
+LEVELS = 8  # about so many parts has a unit, of which some stay and some do not
 
 
 def place(
@@ -50,12 +50,9 @@ def place(
     ]
     rest = [c for c in choices if c not in (*firm, *spans, *looked_up)]
     groups = [_pieces(c, bindings) for c in firm + spans + looked_up]
-    parts = [
-        part
-        for c in rest
-        for part in _parts(_pieces(c, bindings), fits or (runs_stay and c.is_small))
-    ]
-    groups += [parts[i] for i in spread([sum(p.nbytes for p in part) for part in parts])]
+    parts = [_parts(_pieces(c, bindings), fits or (runs_stay and c.is_small)) for c in rest]
+    sizes = [[sum(p.nbytes for p in part) for part in its] for its in parts]
+    groups += [parts[unit][part] for unit, part in share_out(sizes, LEVELS)]
     offsets: dict[int, int] = {}
     at = kept = 0
     for number, group in enumerate(groups):
@@ -104,7 +101,7 @@ def _parts(pieces: list[Piece], whole: bool) -> list[list[Piece]]:
     leave the host no time, and the link enough."""
     if whole:
         return [pieces]
-    target = sum(p.nbytes for p in pieces) // SPREAD
+    target = sum(p.nbytes for p in pieces) // LEVELS
     parts: list[list[Piece]] = [[]]
     for piece in pieces:
         if sum(p.nbytes for p in parts[-1]) >= target:

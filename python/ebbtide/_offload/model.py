@@ -26,6 +26,7 @@ from ebbtide._offload.order import Sequence_
 from ebbtide._offload.parked import Parked, Piece
 from ebbtide._offload.share import Share
 from ebbtide._offload.station import Station
+from ebbtide._offload.timing import Timing
 from ebbtide._offload.unit import Binding, Unit
 from ebbtide.vbar import VBAR
 
@@ -33,6 +34,7 @@ from ebbtide.vbar import VBAR
 # it has to be for that to be over. With a half of it in passing the link has time between them.
 MOST, AGAIN = 0.45, 0.1
 FINE = 2 << 30  # bytes of a model up to which it comes and goes by small pages
+PREFETCH = 2  # units at most that the ring has room for
 TRIES = 8  # passes after which is tried whether more can stay, where nothing tells that it can
 STRANGE = 3  # passes in another order, each time, after which the layout is thought over
 
@@ -46,7 +48,7 @@ class Model:
         index: int,
         *,
         order: Sequence[str] | None = None,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         pinned: int | None = None,
     ) -> None:
         self._root = weakref.ref(root)
@@ -60,7 +62,9 @@ class Model:
         self.running = _core.Pass()
         self.running.watched = True
         self.weights = Weights(self.mover, index, pinned)
-        self.share = Share(prefetch)
+        self.share = Share(prefetch or PREFETCH)
+        self.timing = Timing(self.mover, self.station.link)
+        self.timed = prefetch is None  # so that the ring is as large as it has to be
         self._tracking = True
         self.learning = not order
         self.unclean = False  # something has changed: plan again
@@ -200,6 +204,8 @@ class Model:
         self.tracking = True
         self.sequence = Sequence_()
         self.share.largest = max((u.bytes for u in self.units if not u.span), default=0)
+        self.share.forget_need()
+        self.timing.forget()
         self.share.given_up = 0
         self.share.small = weights.small_bytes()
         self.balance()
@@ -237,7 +243,10 @@ class Model:
         """The root is called."""
         with self.lock:
             if self.running.begin() > 1:
+                self.station.crowd()
                 return
+            if any(m.running.depth for m in list(self.station.models) if m is not self):
+                self.station.crowd()
             try:
                 self._leave_run()
                 self._begin()
@@ -263,6 +272,7 @@ class Model:
         """The root is left by an exception: this pass shows nothing."""
         self.called = []
         self.sequence.begin()
+        self.timing.forget()
         if out_of_memory:
             self.share.out_of_memory()
             self.tracking = True
@@ -279,8 +289,20 @@ class Model:
         self.sequence.begin()
         self.slow = 0
         self.station.refused = 0
+        self._see_timing()
         self.balance()
         self._see_settled()
+
+    def _see_timing(self) -> None:
+        """How large a ring the last passes took. Where layers are many and small the host has no
+        time for a smaller one."""
+        if not self.timed or self.station.crowded or any(u.small for u in self.units):
+            return
+        need = self.timing.look(self.station.ring, self.share.most())
+        if need is not None:
+            self.share.needs(need)
+        if not self.learning and self.share.unsteady():
+            self.timing.begin()
 
     def _see_settled(self) -> None:
         """If nothing has changed, then what did not find a place of its own will not find one now,
@@ -300,6 +322,7 @@ class Model:
             return
         if self._busy():
             return
+        self.timing.end()
         self.balance()
         if self.called and not self.shown:
             self._see_gives()
@@ -445,6 +468,8 @@ class Model:
                     break
                 load = unit.load
                 assert load is not None
+            if self.timing.on:
+                self.timing.waits(unit)
             try:
                 load.use(self.mover)
             except _core.Gone:  # it has given way to tensors
@@ -454,6 +479,8 @@ class Model:
                 tensors = unit.at(self.mover, load)
                 if unit.enter_with(load, tensors.reals, tensors.ahead):
                     unit.tensors = tensors
+                    if self.timing.on:
+                        self.timing.enters(unit, load)
                     return True
             except BaseException:
                 unit.load = None
@@ -542,6 +569,8 @@ class Model:
                     load.done(self.mover)
                     if not unit.depth:
                         unit.load = unit.tensors = None
+                        if self.timing.on:
+                            self.timing.leaves(unit)
             if not unit.depth:
                 self.prefetch()
 

@@ -2,7 +2,7 @@
 
 The link must never be idle while something still has to come. Weights that stay on the GPU give it
 time: while they compute, the next ones arrive. So those that stay are spread evenly over a pass,
-whatever part of the model fits: every prefix of spread()'s order is.
+whatever part of the model fits: every prefix of share_out()'s order is.
 """
 
 from __future__ import annotations
@@ -33,6 +33,21 @@ def spread(sizes: Sequence[int]) -> list[int]:
         left.remove(best)
         order.append(best)
     return order
+
+
+def share_out(units: Sequence[Sequence[int]], levels: int) -> list[tuple[int, int]]:
+    """An order of the parts of units, (unit, part) for each, so that every prefix has about as much
+    of every unit: to one of so many levels, and then on to the next. What is on the same level is
+    spread."""
+    rank = {unit: at for at, unit in enumerate(spread([sum(parts) for parts in units]))}
+    found = []
+    for unit, parts in enumerate(units):
+        at, size = 0.0, max(sum(parts), 1)
+        for part, bytes_ in enumerate(parts):
+            level = int((at + bytes_ / 2) / size * levels)
+            found.append((level, rank[unit], part, unit))
+            at += bytes_
+    return [(unit, part) for _, _, part, unit in sorted(found)]
 
 
 def _reversed(number: int) -> float:

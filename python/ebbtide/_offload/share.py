@@ -9,6 +9,8 @@ from ebbtide._offload.station import GRAIN, SLACK, Station
 from ebbtide.vbar import VBAR
 
 PEAKS = 16  # how long tensors' needs are remembered: two or three for a pass
+NEEDS, MOST_NEEDS = 3, 96  # passes whose median says how large the ring should be
+FINE = 16  # part of a unit by which it is made larger, or smaller; else it is not worth it
 
 
 class Share:
@@ -17,6 +19,10 @@ class Share:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.largest = 0  # unit
+        self.need: int | None = None  # bytes of a ring that are enough, if that is known
+        self._needs: list[int] = []  # pass by pass
+        self._enough = NEEDS  # of those
+        self._grew: bool | None = None  # the ring did, the last time that it was made another
         self.peaks: deque[int] = deque(maxlen=PEAKS)  # what tensors held, pass by pass
         self.small = 0  # bytes of weights that are on the GPU as plain tensors
         self.firm = 0  # bytes that are to stay whatever happens
@@ -37,18 +43,52 @@ class Share:
         time. Where that much is not left, or it is not known what is left, little more than one.
         What tensors need one time and not another is not left out: the ring gives way, in the
         middle of a pass."""
-        whole = _up(self.slots * self.largest)
-        return min(whole, max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
+        return min(self._whole(), max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
+
+    def _whole(self) -> int:
+        """The ring, if there is room enough."""
+        return self.most() if self.need is None else min(self.need, self.most())
+
+    def most(self) -> int:
+        """That a ring may have."""
+        return _up(self.slots * self.largest)
+
+    def needs(self, size: int) -> None:
+        """A ring of that size would have been the best, for a pass."""
+        self._needs.append(min(_up(size), self.most()))
+        if len(self._needs) < self._enough:
+            return
+        now, size = self._whole(), sorted(self._needs)[self._enough // 2]
+        if abs(size - now) < max(self.largest // FINE, GRAIN):
+            del self._needs[0]
+            return
+        # Each size has its reasons: whoever goes to and fro takes ever longer to do so.
+        if self._grew is (size < now):
+            self._enough = min(2 * self._enough, MOST_NEEDS)
+        self._grew = size > now
+        self.need = size
+        self._needs = []  # other weights will stay
+
+    def forget_need(self) -> None:
+        """All is another way."""
+        self.need = self._grew = None
+        self._needs = []
+        self._enough = NEEDS
 
     def _least_ring(self) -> int:
         """That is whole as well: small weights, which are on the GPU all the time, count as a part
         of it."""
         small = _up(self.small) if self.small > GRAIN // 2 else 0
-        return _up(self.slots * self.largest) - small
+        return self._whole() - small
 
     def short(self, ring: int) -> int:
         """How many bytes such a ring is short of; of a unit at most."""
         return min(max(self._least_ring() - ring, 0), self.largest)
+
+    def unsteady(self) -> bool:
+        """Whether something was another way lately; if not, now and then it is looked all the
+        same."""
+        return self._same <= PEAKS or self._same % PEAKS == 0
 
     def ring_gave_way(self, size: int) -> None:
         """To tensors: it is of that size now."""
@@ -108,7 +148,7 @@ class Share:
         if outlook != self._outlook:
             self._outlook = outlook
             station.see_ring()
-        own = self.largest, self.small, self.firm, self.lowest
+        own = self.largest, self.need, self.small, self.firm, self.lowest
         seen = outlook, own, learning, station.ring, len(station.models)
         self._same = self._same + 1 if seen == self._seen else 0
         self._seen = seen

@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, ClassVar
 
 from ebbtide import _attach, _core
+from ebbtide._offload.timing import Link
 from ebbtide.vbar import Device
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Station:
         self.index = index
         self.device = Device(index)
         self.mover = _core.Mover(self.device)
+        self.link = Link(self.mover)
+        self.crowded = False  # several passes were under way at once
         self.ring = 0
         self.in_pieces = False  # which have less room for units than they have bytes
         self.given_up = 0  # bytes of rings that have given way to tensors
@@ -53,6 +56,12 @@ class Station:
         # The last model is gone. Its host memory may still be looked at, and keeps the mover.
         with contextlib.suppress(AttributeError, _core.Error):
             self.mover.set_ring(0)
+
+    def crowd(self) -> None:
+        """Of several passes under way at once each has a unit in the ring."""
+        self.crowded = True
+        for model in list(self.models):
+            model.share.forget_need()
 
     def drop_loads(self) -> None:
         """What no model is using yet goes out of the ring."""
@@ -114,7 +123,7 @@ class Station:
         self.see_ring()
         if self.ring >= wanted:
             return False
-        least = max(m.share.largest for m in models)
+        least = min(max(m.share.largest for m in models), wanted)
         room = self.room()
         size = wanted if room >= wanted else max((room - SLACK) // GRAIN * GRAIN, least)
         if size <= self.ring or size == self.refused or self._in_use():
@@ -153,7 +162,13 @@ class Station:
         load = unit.load
         if load is None:
             load = unit.load = _core.Load(self.portion(unit))
-        whole = load.whole or load.advance(self.mover, unit, demand)
+        model = unit.model and unit.model()
+        if model is not None and model.timing.on and not demand:
+            whole = load.whole or self.link.advance(load, unit)
+        else:
+            whole = load.whole or load.advance(self.mover, unit, demand)
+        if not whole and demand and model is not None and unit.bytes - unit.resident > self.ring:
+            model.share.forget_need()  # less is resident than there was
         # Between passes the ring is made as large as it should be.
         if not whole and (demand or not self.ring) and self.want_ring():
             load = unit.load

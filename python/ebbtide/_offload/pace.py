@@ -1,0 +1,70 @@
+"""How large a ring it takes: no torch, no GPU, nothing but numbers.
+
+A unit in use keeps its place in the ring, and what comes meanwhile needs one as well. So there has
+to be room for what comes of a unit, and for as much as the link brings until that one is done with.
+More is better used for weights that stay: those need not come at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SIZES = 16  # of a ring, that are thought of
+GAIN = 0.002  # part of a pass's time that makes a difference
+
+
+class Step(NamedTuple):
+    """A unit, of which something came."""
+
+    bytes: float  # that came
+    largest: int  # piece of it
+    busy: float  # milliseconds from its arrival to its end
+    after: float  # and until the next one was waited for
+
+
+def time_of(steps: Sequence[Step], rate: float, ring: float) -> float:
+    """Of a pass after many, in milliseconds, if the link brings so many bytes in one, and has
+    nothing to wait for but room in the ring."""
+    ends: list[float] = []  # of units
+    now = link = ended = 0.0  # the GPU, the link, and the GPU at the end of the pass before
+    sent = goal = free = 0.0  # bytes: that came, that are to come, and that are done with
+    gone = 0  # units that are
+    count = len(steps)
+    for number in range(2 * count):
+        if number == count:
+            ended = now
+        step = steps[number % count]
+        goal += step.bytes
+        # One that does not fit before the ring's end lies at its start, and leaves that end empty.
+        usable = max(ring - step.largest, step.bytes)
+        while sent < goal:
+            part = min(goal, free + usable) - sent
+            if part > 0:
+                sent += part
+                link += part / rate
+            else:
+                link = max(link, ends[gone])
+                free += steps[gone % count].bytes
+                gone += 1
+        now = max(now, link) + step.busy
+        ends.append(now)
+        now += step.after
+    return now - ended
+
+
+def best_ring(steps: Sequence[Step], rate: float, ring: int, most: int) -> int:
+    """Which size of the ring makes a pass the shortest, if what it has less than now is had by
+    weights that stay, of all units alike. If several do, the largest."""
+    came = sum(step.bytes for step in steps)
+    # A unit may lie around the end of the ring, if it is of several pieces.
+    least = max(step.bytes + step.largest * (step.bytes > step.largest) for step in steps)
+    sizes = [most - most * i // SIZES for i in range(SIZES)]
+    best, shortest = most, math.inf
+    for size in (*(size for size in sizes if size > least), min(least, most)):
+        part = max(came + size - ring, 0) / came
+        took = time_of([step._replace(bytes=step.bytes * part) for step in steps], rate, size)
+        if took < shortest * (1 - GAIN):
+            best, shortest = size, took
+    return best

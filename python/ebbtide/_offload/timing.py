@@ -1,0 +1,154 @@
+"""How long units compute, and how fast the link is: by marks that the GPU passes in its own time.
+
+A pass is measured now and then, and read when the GPU has come to its end. Nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ebbtide import _core
+from ebbtide._offload.pace import Step, best_ring
+
+if TYPE_CHECKING:
+    from ebbtide._offload.unit import Unit
+
+LEAST = 1 << 20  # bytes that say something of the link
+
+
+def _mark(mover: _core.Mover, own: bool = False) -> int:
+    """0: it could not be set. That must not be what a pass fails for."""
+    try:
+        return mover.mark(own)
+    except _core.Error:
+        return 0
+
+
+class Link:
+    """What the link of a GPU can do: as much as it has done at best."""
+
+    def __init__(self, mover: _core.Mover) -> None:
+        self.rate = 0.0  # bytes a millisecond
+        self._mover = mover
+        self._sent: list[tuple[int, int, int]] = []  # bytes, and the marks before and behind them
+
+    def advance(self, load: _core.Load, unit: Unit) -> bool:
+        """Send for more of a unit, and see how long that takes."""
+        mover = self._mover
+        before, begin = mover.stats()["staged"], _mark(mover, own=True)
+        try:
+            return load.advance(mover, unit, False)
+        finally:
+            self._sent.append((mover.stats()["staged"] - before, begin, _mark(mover, own=True)))
+
+    def look(self) -> None:
+        """At what has arrived. What has not says nothing."""
+        for size, begin, end in self._sent:
+            took = self._mover.between(begin, end) if begin and end else None
+            if took and size >= LEAST:
+                self.rate = max(self.rate, size / took)
+        self.forget()
+
+    def forget(self) -> None:
+        for _, begin, end in self._sent:
+            self._mover.unmark(begin)
+            self._mover.unmark(end)
+        self._sent = []
+
+
+class _Use:
+    """A unit in use, in the pass that is measured."""
+
+    __slots__ = ("arrived", "bytes", "largest", "left", "unit", "waited")
+
+    def __init__(self, unit: Unit, waited: int) -> None:
+        self.unit = unit
+        self.bytes = self.largest = 0  # of what came, and of its largest piece
+        self.waited = waited  # a mark; 0: none
+        self.arrived = self.left = 0
+
+
+class Timing:
+    """Of one model's passes."""
+
+    def __init__(self, mover: _core.Mover, link: Link) -> None:
+        self.on = False  # this pass is measured
+        self._mover = mover
+        self._link = link
+        self._uses: list[_Use] = []
+        self._last = 0  # the mark at the end of a pass that is over, and not read yet
+        self._seen: object = None  # what the best ring was found for,
+        self._busy = 0.0
+        self._best = 0  # and what it is
+
+    def begin(self) -> None:
+        """A pass begins, and is measured if the one before it has been read."""
+        self.on = not self._last
+
+    def waits(self, unit: Unit) -> None:
+        """A unit is about to be waited for."""
+        if self._uses and not self._uses[-1].arrived:
+            self._mover.unmark(self._uses.pop().waited)  # it has to be waited for once more
+        self._uses.append(_Use(unit, _mark(self._mover)))
+
+    def enters(self, unit: Unit, load: _core.Load) -> None:
+        """It has arrived."""
+        use = self._uses[-1]
+        sizes = [g.bytes for at, g in zip(load.staged, unit.groups, strict=True) if at]
+        use.bytes, use.largest = sum(sizes), max(sizes, default=0)
+        use.arrived = _mark(self._mover)
+
+    def leaves(self, unit: Unit) -> None:
+        """Its last work has been queued."""
+        for use in reversed(self._uses):
+            if use.unit is unit and use.arrived and not use.left:
+                use.left = _mark(self._mover)
+                return
+
+    def end(self) -> None:
+        """The pass is over."""
+        if self.on and self._uses:
+            self._last = _mark(self._mover)
+        self.on = False
+
+    def forget(self) -> None:
+        """What is being measured."""
+        for use in self._uses:
+            for mark in (use.waited, use.arrived, use.left):
+                self._mover.unmark(mark)
+        self._mover.unmark(self._last)
+        self._link.forget()
+        self._uses = []
+        self._last = 0
+        self.on = False
+
+    def look(self, ring: int, most: int) -> int | None:
+        """How large the ring should be, by the pass that was measured, in which it was so large;
+        None: that is not known yet."""
+        if not self._last or self._mover.between(self._last, self._last) is None:
+            return None
+        self._link.look()
+        steps = self._steps()
+        self.forget()
+        rate = self._link.rate
+        if not rate or not any(step.bytes for step in steps):
+            return None
+        # What takes the host milliseconds is done only if something is another way.
+        busy = sum(step.busy + step.after for step in steps)
+        seen = [step.bytes for step in steps], ring, most
+        if seen != self._seen or abs(busy - self._busy) > self._busy / 8:
+            self._seen, self._busy = seen, busy
+            self._best = best_ring(steps, rate, ring, most)
+        return self._best
+
+    def _steps(self) -> list[Step]:
+        """The pass that was measured; nothing, if it was not one like others."""
+        steps = []
+        ends = [use.waited for use in self._uses[1:]] + [self._last]
+        for use, end in zip(self._uses, ends, strict=True):
+            if not (use.waited and use.arrived and use.left):
+                return []
+            busy = self._mover.between(use.arrived, use.left) or 0.0
+            after = self._mover.between(use.left, end) or 0.0
+            steps.append(Step(use.bytes, use.largest, max(busy, 0.0), max(after, 0.0)))
+        return steps
