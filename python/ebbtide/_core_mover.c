@@ -263,13 +263,13 @@ static PyObject *mover_dlpack(PyObject *self, PyObject *arguments)
 
 /* ---- marks: how long the GPU takes ---- */
 
-static PyObject *mover_mark(PyObject *self, PyObject *arguments)
+static PyObject *mover_mark(PyObject *self, PyObject *of_its_own)
 {
     mover *m = (mover *)self;
-    int own = 0;
+    int own = PyObject_IsTrue(of_its_own);
     ebb_stream stream = NULL;
     uint32_t mark = 0;
-    if (!made(m) || !PyArg_ParseTuple(arguments, "|p", &own))
+    if (!made(m) || own < 0)
         return NULL;
     if (!m->handle)
         return mover_failed(m->device, EBB_GONE);
@@ -324,8 +324,8 @@ static PyMethodDef mover_methods[] = {
      "borrow($self, address, bytes, /)\n--\n\nPin somebody else's memory: whether it could be."},
     {"give_back", mover_give_back, METH_VARARGS,
      "give_back($self, address, bytes, /)\n--\n\nUndo borrow()."},
-    {"mark", mover_mark, METH_VARARGS,
-     "mark($self, own=False, /)\n--\n\nA point in the current stream's work, or in its own: a "
+    {"mark", mover_mark, METH_O,
+     "mark($self, own, /)\n--\n\nA point in the current stream's work, or in its own: a "
      "number. Busy: it is being captured."},
     {"between", mover_between, METH_VARARGS,
      "between($self, first, last, /)\n--\n\nMilliseconds that the GPU took from one mark to "

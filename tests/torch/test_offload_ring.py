@@ -93,6 +93,55 @@ def test_a_unit_fits_a_ring_of_its_size(free_room):
     assert stats["one_by_one"] == 0
 
 
+def test_a_ring_that_is_too_small_for_a_unit_is_whole_again_at_once(free_room):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 10)
+    streaming.run(3)
+    streaming.ours.share.need = UNIT // 2
+    streaming.run()
+    stats = streaming.handle.stats()
+    assert stats["ring"] == 2 * UNIT
+    assert stats["one_by_one"] == 0
+
+
+def test_two_passes_at_once_have_a_whole_ring(free_room):
+    streaming = Streaming(free_room, 8 * MIB + 6 * UNIT, [[WIDTH // 4] * 4] * 10)
+    streaming.run(3)
+    share, station = streaming.ours.share, streaming.ours.station
+    share.need = UNIT
+    streaming.run()
+    assert streaming.handle.stats()["ring"] == UNIT and not station.crowded
+
+    def once_more(*_):
+        hook.remove()
+        streaming.model(streaming.x)
+
+    hook = streaming.model[4].register_forward_pre_hook(once_more)
+    streaming.run()
+    assert station.crowded and share.need is None
+    streaming.run()
+    assert streaming.handle.stats()["ring"] == 2 * UNIT
+    assert streaming.handle.stats()["one_by_one"] == 0
+
+
+def test_a_mark_that_cannot_be_set_measures_nothing_and_harms_nobody(free_room, monkeypatch):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 10)
+    timing = streaming.ours.timing
+
+    class Failing:
+        def __getattr__(self, name):
+            return getattr(streaming.ours.mover, name)
+
+        def mark(self, own):
+            raise ebbtide.Busy
+
+    monkeypatch.setattr(timing, "_mover", Failing())
+    found = []
+    look = timing.look
+    monkeypatch.setattr(timing, "look", lambda *sizes: found.append(look(*sizes)))
+    streaming.run(6)
+    assert found and not any(found)
+
+
 def test_a_unit_that_is_interrupted_on_its_way_in_is_not_in_use(free_room, monkeypatch):
     streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH]] * 10)
     streaming.run(3)

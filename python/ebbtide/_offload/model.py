@@ -204,7 +204,7 @@ class Model:
         self.tracking = True
         self.sequence = Sequence_()
         self.share.largest = max((u.bytes for u in self.units if not u.span), default=0)
-        self.share.forget_need()
+        self.share.forget_needs()
         self.timing.forget()
         self.share.given_up = 0
         self.share.small = weights.small_bytes()

@@ -9,6 +9,7 @@ from ebbtide._offload.station import GRAIN, SLACK, Station
 from ebbtide.vbar import VBAR
 
 PEAKS = 16  # how long tensors' needs are remembered: two or three for a pass
+LOOKS = 8  # passes of which one is measured, when nothing changes
 NEEDS, MOST_NEEDS = 3, 96  # passes whose median says how large the ring should be
 FINE = 16  # part of a unit by which it is made larger, or smaller; else it is not worth it
 
@@ -21,6 +22,7 @@ class Share:
         self.largest = 0  # unit
         self.need: int | None = None  # bytes of a ring that are enough, if that is known
         self._needs: list[int] = []  # pass by pass
+        self._last_need = 0
         self._enough = NEEDS  # of those
         self._grew: bool | None = None  # the ring did, the last time that it was made another
         self.peaks: deque[int] = deque(maxlen=PEAKS)  # what tensors held, pass by pass
@@ -36,6 +38,7 @@ class Share:
         self._outlook = b""  # what it depends on, at the last look,
         self._seen: object = None  # and what else was found then,
         self._same = 0  # and how many times in a row
+        self._passes = 0
 
     def ring_size(self) -> int:
         """How much of the GPU is to be for weights in passing: if the one that comes has to wait
@@ -55,24 +58,38 @@ class Share:
 
     def needs(self, size: int) -> None:
         """A ring of that size would have been the best, for a pass."""
-        self._needs.append(min(_up(size), self.most()))
+        self._last_need = min(_up(size), self.most())
+        self._needs.append(self._last_need)
         if len(self._needs) < self._enough:
             return
         now, size = self._whole(), sorted(self._needs)[self._enough // 2]
-        if abs(size - now) < max(self.largest // FINE, GRAIN):
+        if not self._differs(size):
             del self._needs[0]
             return
-        # Each size has its reasons: whoever goes to and fro takes ever longer to do so.
-        if self._grew is (size < now):
-            self._enough = min(2 * self._enough, MOST_NEEDS)
-        self._grew = size > now
-        self.need = size
-        self._needs = []  # other weights will stay
+        self._change(size, grows=size > now)
 
-    def forget_need(self) -> None:
-        """All is another way."""
+    def _differs(self, size: int) -> bool:
+        return abs(size - self._whole()) >= max(self.largest // FINE, GRAIN)
+
+    def whole_ring(self) -> None:
+        """What there is has turned out to be too little."""
+        if self.need is not None:
+            self._change(None, grows=True)
+
+    def _change(self, need: int | None, grows: bool) -> None:
+        # Each size has its reasons: whoever goes to and fro takes ever longer to do so.
+        if self._grew is not grows and self._grew is not None:
+            self._enough = min(2 * self._enough, MOST_NEEDS)
+        self._grew = grows
+        self.need = need
+        self._needs = []  # other weights will stay
+        self._last_need = self._whole()
+
+    def forget_needs(self) -> None:
+        """Units are others."""
         self.need = self._grew = None
         self._needs = []
+        self._last_need = self._whole()
         self._enough = NEEDS
 
     def _least_ring(self) -> int:
@@ -86,9 +103,12 @@ class Share:
         return min(max(self._least_ring() - ring, 0), self.largest)
 
     def unsteady(self) -> bool:
-        """Whether something was another way lately; if not, now and then it is looked all the
-        same."""
-        return self._same <= PEAKS or self._same % PEAKS == 0
+        """At the begin of a pass: whether it is to be measured. If something was another way
+        lately, or another ring might be better; and now and then in any case."""
+        self._passes += 1
+        if self._passes % LOOKS == 0 or self._same <= PEAKS:
+            return True
+        return self._differs(self._last_need) and self._enough <= PEAKS
 
     def ring_gave_way(self, size: int) -> None:
         """To tensors: it is of that size now."""

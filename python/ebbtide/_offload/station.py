@@ -61,7 +61,7 @@ class Station:
         """Of several passes under way at once each has a unit in the ring."""
         self.crowded = True
         for model in list(self.models):
-            model.share.forget_need()
+            model.share.whole_ring()
 
     def drop_loads(self) -> None:
         """What no model is using yet goes out of the ring."""
@@ -168,7 +168,7 @@ class Station:
         else:
             whole = load.whole or load.advance(self.mover, unit, demand)
         if not whole and demand and model is not None and unit.bytes - unit.resident > self.ring:
-            model.share.forget_need()  # less is resident than there was
+            model.share.whole_ring()  # less is resident than there was
         # Between passes the ring is made as large as it should be.
         if not whole and (demand or not self.ring) and self.want_ring():
             load = unit.load

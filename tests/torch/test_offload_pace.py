@@ -1,0 +1,144 @@
+"""offload(): which weights stay, and how large a ring the others take. Numbers alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbtide._offload.order import share_out, spread
+from ebbtide._offload.pace import Step, best_ring, time_of
+from ebbtide._offload.share import MOST_NEEDS, NEEDS, Share
+
+MIB = 1 << 20
+RATE = 50.0 * MIB  # bytes a millisecond
+UNIT = 100 * MIB
+
+
+def steps(count, busy, size=UNIT, pieces=4, after=0.0):
+    return [Step(size, size // pieces, busy, after)] * count
+
+
+@pytest.mark.parametrize(
+    "units",
+    [
+        [[10, 10, 10, 10, 30, 30, 30]] * 32,
+        [[20] * 8, [40] * 4, [10] * 8] * 20,
+        [[64], *[[10, 10, 10, 10, 30, 30, 30]] * 8, [64]],
+    ],
+)
+def test_every_prefix_has_about_as_much_of_every_unit(units):
+    order = share_out(units, 8)
+    assert sorted(order) == [(u, p) for u, parts in enumerate(units) for p in range(len(parts))]
+    there = [0] * len(units)
+    whole = [sum(parts) for parts in units]
+    for unit, part in order:
+        there[unit] += units[unit][part]
+        shares = [a / b for a, b in zip(there, whole, strict=True) if b > 64]  # of several parts
+        assert max(shares) - min(shares) <= 30 / 130 + 1 / 8
+
+
+def test_what_is_on_one_level_is_spread():
+    units = [[10, 10, 10, 10]] * 16
+    order = share_out(units, 4)
+    for level in range(4):
+        on_it = order[16 * level : 16 * level + 16]
+        assert [unit for unit, _ in on_it] == spread([40] * 16)
+        assert {part for _, part in on_it} == {level}
+    assert spread([40] * 16)[:3] == [7, 3, 11]  # the middle, and those of its halves
+
+
+def test_a_pass_takes_what_the_link_needs_if_the_ring_has_room():
+    for size, busy in ((2 * UNIT, 0.2), (2 * UNIT, 1.4), (UNIT + UNIT // 4 + 10 * MIB, 0.2)):
+        assert time_of(steps(10, busy), RATE, size) == pytest.approx(10 * UNIT / RATE)
+
+
+def test_a_pass_takes_what_the_gpu_needs_if_that_is_more():
+    assert time_of(steps(10, 2.5), RATE, 2 * UNIT + UNIT // 4) == pytest.approx(25)
+    assert time_of(steps(10, 2.0, after=0.5), RATE, 2 * UNIT + UNIT // 4) == pytest.approx(25)
+
+
+def test_a_pass_takes_both_if_the_ring_has_room_for_one_unit():
+    assert time_of(steps(10, 1.5), RATE, UNIT) == pytest.approx(10 * (UNIT / RATE + 1.5))
+
+
+@pytest.mark.parametrize("pieces", [1, 4, 10])
+def test_a_ring_is_no_larger_than_it_has_to_be_where_the_link_is_slow(pieces):
+    given = steps(20, 0.05, pieces=pieces)
+    best = best_ring(given, RATE, 2 * UNIT, 2 * UNIT)
+    assert UNIT <= best <= UNIT + (pieces > 1) * UNIT // pieces + UNIT // 4
+    less = best_ring(steps(20, 0.01, UNIT // 2, pieces), RATE, 2 * UNIT, 2 * UNIT)
+    assert less <= best - UNIT // 4
+
+
+def test_a_ring_is_two_units_where_the_gpu_is_slow():
+    assert best_ring(steps(20, 4.0), RATE, 2 * UNIT, 2 * UNIT) == 2 * UNIT
+    assert best_ring(steps(20, 4.0), RATE, UNIT + UNIT // 4, 2 * UNIT) == 2 * UNIT
+
+
+def test_a_ring_is_in_between_where_both_are():
+    sizes = [best_ring(steps(20, busy), RATE, 2 * UNIT, 2 * UNIT) for busy in (0.1, 0.7, 1.4, 3)]
+    assert sizes == sorted(sizes) and len(set(sizes)) > 2
+
+
+def test_a_ring_has_room_for_every_unit():
+    """Also around its end, where a piece that does not fit leaves something empty."""
+    given = [*steps(20, 0.05, UNIT // 4), Step(UNIT, UNIT // 4, 0.05, 0.0)]
+    assert best_ring(given, RATE, 2 * UNIT, 2 * UNIT) >= UNIT + UNIT // 4
+    given = [*steps(20, 0.05, UNIT // 4), Step(UNIT, UNIT, 0.05, 0.0)]
+    assert best_ring(given, RATE, 2 * UNIT, 2 * UNIT) >= UNIT
+
+
+# ---- what comes of it ----------------------------------------------------------------------------
+
+
+def share_of_a_model():
+    share = Share(2)
+    share.largest = UNIT
+    share.left = 10 * UNIT
+    assert share.ring_size() == 2 * UNIT
+    return share
+
+
+def test_the_ring_follows_what_most_passes_need():
+    share = share_of_a_model()
+    for need in (UNIT, 2 * UNIT):
+        share.needs(need)
+        assert share.ring_size() == 2 * UNIT
+    share.needs(UNIT)
+    assert share.ring_size() == UNIT
+    for _ in range(10):  # one that is long now and then is nothing new
+        for need in (2 * UNIT, UNIT, UNIT):
+            share.needs(need)
+    assert share.ring_size() == UNIT
+
+
+def test_a_ring_is_not_made_anew_for_little():
+    share = share_of_a_model()
+    for _ in range(10):
+        share.needs(2 * UNIT - UNIT // 20)
+    assert share.ring_size() == 2 * UNIT
+
+
+def test_a_ring_does_not_go_to_and_fro():
+    share = share_of_a_model()
+    changes, before = 0, share.ring_size()
+    for _ in range(4 * MOST_NEEDS):
+        share.needs(UNIT if before > UNIT else 2 * UNIT)  # each size makes the other seem better
+        changes += share.ring_size() != before
+        before = share.ring_size()
+    assert 2 <= changes <= 9
+
+
+def test_a_ring_that_was_too_small_is_whole_at_once():
+    share = share_of_a_model()
+    for _ in range(NEEDS):
+        share.needs(UNIT)
+    assert share.ring_size() == UNIT
+    share.whole_ring()
+    assert share.ring_size() == 2 * UNIT
+    for _ in range(NEEDS):
+        share.needs(UNIT)
+    assert share.ring_size() == 2 * UNIT
+    share.forget_needs()
+    for _ in range(NEEDS):
+        share.needs(UNIT)
+    assert share.ring_size() == UNIT
