@@ -574,7 +574,7 @@ def main() -> int:
         "--rounds", type=int, default=0, help="of which the median is told; 0: enough"
     )
     parser.add_argument("--seconds", type=float, default=9, help="for the rounds of a case")
-    parser.add_argument("--warm", type=int, default=8, help="passes before it counts")
+    parser.add_argument("--warm", type=int, default=16, help="passes before it counts")
     options = parser.parse_args()
     torch.cuda.init()
     if options.small:

@@ -51,6 +51,12 @@ def test_a_pass_takes_what_the_link_needs_if_the_ring_has_room():
         assert time_of(steps(10, busy), RATE, size) == pytest.approx(10 * UNIT / RATE)
 
 
+def test_a_piece_that_does_not_fit_before_the_end_of_the_ring_costs_room():
+    long = steps(10, 1.9)
+    assert time_of(long, RATE, 2 * UNIT) > 10 * UNIT / RATE * 1.05
+    assert time_of(long, RATE, 2 * UNIT + UNIT // 4) == pytest.approx(10 * UNIT / RATE)
+
+
 def test_a_pass_takes_what_the_gpu_needs_if_that_is_more():
     assert time_of(steps(10, 2.5), RATE, 2 * UNIT + UNIT // 4) == pytest.approx(25)
     assert time_of(steps(10, 2.0, after=0.5), RATE, 2 * UNIT + UNIT // 4) == pytest.approx(25)

@@ -34,8 +34,8 @@ def offload(
     `limit` is the VRAM that this process may use, weights, activations and all (as much as there
     is, if none is given). `order` names modules in the order in which they run, where the first
     pass shall not be asked for it; `prefetch` is how many units of weights may be on their way or
-    in passing use at once (as many as it takes, two at most); `host` how much memory may be pinned on the host (all that the weights
-    need).
+    in passing use at once (as many as it takes, two at most); `host` how much memory may be pinned
+    on the host (all that the weights need).
     """
     if isinstance(model, Offloaded):
         raise TypeError("this is the handle of a model that is offloaded already")
