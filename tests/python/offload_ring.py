@@ -2,7 +2,7 @@
 
     python offload_ring.py
 
-prints an object a line. 24 units of 4 MiB, half of which stay, on a card whose link brings one in 8
+prints an object a line. 24 units of 4 MiB, few of which stay, on a card whose link brings one in 8
 milliseconds. What the card computes is a matter of how many rows there are.
 """
 
@@ -86,16 +86,16 @@ class Case:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    fixed = Case(24, 12, prefetch=2)
+    fixed = Case(24, 3, prefetch=2)
     fixed.run("two units", 6)
     fixed.run("two units, the card is slow", 4, MANY)
     del fixed
     ebbtide.Device(0).limit = 1 << 40
-    case = Case(24, 12)
+    case = Case(24, 3)
     case.run("the link is slow", 12)
-    case.run("the card is slow", 14, MANY)
-    case.run("the link again", 18)
-    case.model[7].more = 10 * UNIT
+    case.run("the card is slow", 22, MANY)
+    case.run("the link again", 24)
+    case.model[7].more = 4 * UNIT
     case.run("tensors grow", 3)
     case.model[7].more = 0
     other = Case(4, 13)

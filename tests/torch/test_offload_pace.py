@@ -127,8 +127,9 @@ def test_a_ring_is_not_made_anew_for_little():
 def test_a_ring_does_not_go_to_and_fro():
     share = share_of_a_model()
     changes, before = 0, share.ring_size()
+    less = 2 * UNIT - 24 * MIB
     for _ in range(4 * MOST_NEEDS):
-        share.needs(UNIT if before > UNIT else 2 * UNIT)  # each size makes the other seem better
+        share.needs(less if before > less else 2 * UNIT)  # each size makes the other seem better
         changes += share.ring_size() != before
         before = share.ring_size()
     assert 2 <= changes <= 9
@@ -141,10 +142,16 @@ def test_a_ring_that_was_too_small_is_whole_at_once():
     assert share.ring_size() == UNIT
     share.whole_ring()
     assert share.ring_size() == 2 * UNIT
-    for _ in range(NEEDS):
-        share.needs(UNIT)
-    assert share.ring_size() == 2 * UNIT
     share.forget_needs()
     for _ in range(NEEDS):
         share.needs(UNIT)
     assert share.ring_size() == UNIT
+
+
+def test_a_ring_follows_a_change_at_once_that_went_to_and_fro_before():
+    share = share_of_a_model()
+    for _ in range(3 * MOST_NEEDS):
+        share.needs(UNIT if share.ring_size() > UNIT else UNIT + UNIT // 4)
+    for _ in range(NEEDS):
+        share.needs(2 * UNIT)
+    assert share.ring_size() == 2 * UNIT

@@ -67,4 +67,6 @@ def best_ring(steps: Sequence[Step], rate: float, ring: int, most: int) -> int:
         took = time_of([step._replace(bytes=step.bytes * part) for step in steps], rate, size)
         if took < shortest * (1 - GAIN):
             best, shortest = size, took
+        elif took > shortest * (1 + GAIN):
+            break  # and with less it takes longer still
     return best

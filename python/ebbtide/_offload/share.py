@@ -9,9 +9,11 @@ from ebbtide._offload.station import GRAIN, SLACK, Station
 from ebbtide.vbar import VBAR
 
 PEAKS = 16  # how long tensors' needs are remembered: two or three for a pass
-LOOKS = 8  # passes of which one is measured, when nothing changes
+LOOKS = 16  # passes of which one is measured, when nothing changes
 NEEDS, MOST_NEEDS = 3, 96  # passes whose median says how large the ring should be
-FINE = 16  # part of a unit by which it is made larger, or smaller; else it is not worth it
+# Part of a unit by which it is made larger, or smaller: for less it is not worth it; and for more
+# something has changed.
+FINE, COARSE = 16, 2
 
 
 class Share:
@@ -22,7 +24,6 @@ class Share:
         self.largest = 0  # unit
         self.need: int | None = None  # bytes of a ring that are enough, if that is known
         self._needs: list[int] = []  # pass by pass
-        self._last_need = 0
         self._enough = NEEDS  # of those
         self._grew: bool | None = None  # the ring did, the last time that it was made another
         self.peaks: deque[int] = deque(maxlen=PEAKS)  # what tensors held, pass by pass
@@ -58,18 +59,17 @@ class Share:
 
     def needs(self, size: int) -> None:
         """A ring of that size would have been the best, for a pass."""
-        self._last_need = min(_up(size), self.most())
-        self._needs.append(self._last_need)
-        if len(self._needs) < self._enough:
-            return
-        now, size = self._whole(), sorted(self._needs)[self._enough // 2]
-        if not self._differs(size):
-            del self._needs[0]
-            return
-        self._change(size, grows=size > now)
+        self._needs.append(min(_up(size), self.most()))
+        del self._needs[: -self._enough]
+        for count, part in ((NEEDS, COARSE), (self._enough, FINE)):
+            if len(self._needs) >= count:
+                size = sorted(self._needs[-count:])[count // 2]
+                if self._differs(size, part):
+                    self._change(size, grows=size > self._whole())
+                    return
 
-    def _differs(self, size: int) -> bool:
-        return abs(size - self._whole()) >= max(self.largest // FINE, GRAIN)
+    def _differs(self, size: int, part: int) -> bool:
+        return abs(size - self._whole()) >= max(self.largest // part, GRAIN)
 
     def whole_ring(self) -> None:
         """What there is has turned out to be too little."""
@@ -77,19 +77,17 @@ class Share:
             self._change(None, grows=True)
 
     def _change(self, need: int | None, grows: bool) -> None:
-        # Each size has its reasons: whoever goes to and fro takes ever longer to do so.
+        # Each size has its reasons: whoever goes to and fro by little takes ever longer to do so.
         if self._grew is not grows and self._grew is not None:
             self._enough = min(2 * self._enough, MOST_NEEDS)
         self._grew = grows
         self.need = need
         self._needs = []  # other weights will stay
-        self._last_need = self._whole()
 
     def forget_needs(self) -> None:
         """Units are others."""
         self.need = self._grew = None
         self._needs = []
-        self._last_need = self._whole()
         self._enough = NEEDS
 
     def _least_ring(self) -> int:
@@ -108,7 +106,7 @@ class Share:
         self._passes += 1
         if self._passes % LOOKS == 0 or self._same <= PEAKS:
             return True
-        return self._differs(self._last_need) and self._enough <= PEAKS
+        return self._differs(self._needs[-1], COARSE) if self._needs else False
 
     def ring_gave_way(self, size: int) -> None:
         """To tensors: it is of that size now."""

@@ -163,7 +163,7 @@ class Station:
         if load is None:
             load = unit.load = _core.Load(self.portion(unit))
         model = unit.model and unit.model()
-        if model is not None and model.timing.on and not demand:
+        if model is not None and model.timing.on and not (demand or self.link.known):
             whole = load.whole or self.link.advance(load, unit)
         else:
             whole = load.whole or load.advance(self.mover, unit, demand)

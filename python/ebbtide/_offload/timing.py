@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ebbtide._offload.unit import Unit
 
 LEAST = 1 << 20  # bytes that say something of the link
+PASSES = 8  # that are looked at for its sake: it is what it is
+WAITS = 0.02  # part of a pass for which the GPU waits for weights, and that is worth a thought
 
 
 def _mark(mover: _core.Mover, own: bool = False) -> int:
@@ -29,6 +31,8 @@ class Link:
 
     def __init__(self, mover: _core.Mover) -> None:
         self.rate = 0.0  # bytes a millisecond
+        self.known = False
+        self._looks = 0
         self._mover = mover
         self._sent: list[tuple[int, int, int]] = []  # bytes, and the marks before and behind them
 
@@ -47,6 +51,8 @@ class Link:
             took = self._mover.between(begin, end) if begin and end else None
             if took and size >= LEAST:
                 self.rate = max(self.rate, size / took)
+        self._looks += bool(self._sent)
+        self.known = self._looks >= PASSES
         self.forget()
 
     def forget(self) -> None:
@@ -77,9 +83,6 @@ class Timing:
         self._link = link
         self._uses: list[_Use] = []
         self._last = 0  # the mark at the end of a pass that is over, and not read yet
-        self._seen: object = None  # what the best ring was found for,
-        self._busy = 0.0
-        self._best = 0  # and what it is
 
     def begin(self) -> None:
         """A pass begins, and is measured if the one before it has been read."""
@@ -128,27 +131,26 @@ class Timing:
         if not self._last or self._mover.between(self._last, self._last) is None:
             return None
         self._link.look()
-        steps = self._steps()
+        steps, waited = self._steps()
         self.forget()
         rate = self._link.rate
         if not rate or not any(step.bytes for step in steps):
             return None
-        # What takes the host milliseconds is done only if something is another way.
+        # If it is not the link that takes the time, but the GPU or the host, nothing is to be had;
+        # and to reckon takes the host a millisecond or two.
         busy = sum(step.busy + step.after for step in steps)
-        seen = [step.bytes for step in steps], ring, most
-        if seen != self._seen or abs(busy - self._busy) > self._busy / 8:
-            self._seen, self._busy = seen, busy
-            self._best = best_ring(steps, rate, ring, most)
-        return self._best
+        return best_ring(steps, rate, ring, most) if waited > busy * WAITS else ring
 
-    def _steps(self) -> list[Step]:
-        """The pass that was measured; nothing, if it was not one like others."""
-        steps = []
+    def _steps(self) -> tuple[list[Step], float]:
+        """The pass that was measured, or nothing if it was not one like others; and how many
+        milliseconds the GPU has waited for weights."""
+        steps, waited = [], 0.0
         ends = [use.waited for use in self._uses[1:]] + [self._last]
         for use, end in zip(self._uses, ends, strict=True):
             if not (use.waited and use.arrived and use.left):
-                return []
+                return [], 0.0
             busy = self._mover.between(use.arrived, use.left) or 0.0
             after = self._mover.between(use.left, end) or 0.0
             steps.append(Step(use.bytes, use.largest, max(busy, 0.0), max(after, 0.0)))
-        return steps
+            waited += self._mover.between(use.waited, use.arrived) or 0.0
+        return steps, waited
