@@ -297,8 +297,9 @@ class Model:
         """How large a ring the last passes took. Where layers are many and small the host has no
         time for a smaller one."""
         if not self.timed or self.station.crowded or any(u.small for u in self.units):
+            self.timing.forget()
             return
-        need = self.timing.look(self.station.ring, self.share.most())
+        need = self.timing.look(self.station.ring, self.share.whole(), self.share.most())
         if need is not None:
             self.share.needs(need)
         if not self.learning and self.share.unsteady():

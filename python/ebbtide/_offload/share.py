@@ -47,9 +47,9 @@ class Share:
         time. Where that much is not left, or it is not known what is left, little more than one.
         What tensors need one time and not another is not left out: the ring gives way, in the
         middle of a pass."""
-        return min(self._whole(), max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
+        return min(self.whole(), max(self.left // GRAIN * GRAIN, _up(self.largest * 5 // 4)))
 
-    def _whole(self) -> int:
+    def whole(self) -> int:
         """The ring, if there is room enough."""
         return self.most() if self.need is None else min(self.need, self.most())
 
@@ -65,11 +65,11 @@ class Share:
             if len(self._needs) >= count:
                 size = sorted(self._needs[-count:])[count // 2]
                 if self._differs(size, part):
-                    self._change(size, grows=size > self._whole())
+                    self._change(size, grows=size > self.whole())
                     return
 
     def _differs(self, size: int, part: int) -> bool:
-        return abs(size - self._whole()) >= max(self.largest // part, GRAIN)
+        return abs(size - self.whole()) >= max(self.largest // part, GRAIN)
 
     def whole_ring(self) -> None:
         """What there is has turned out to be too little."""
@@ -94,7 +94,7 @@ class Share:
         """That is whole as well: small weights, which are on the GPU all the time, count as a part
         of it."""
         small = _up(self.small) if self.small > GRAIN // 2 else 0
-        return self._whole() - small
+        return self.whole() - small
 
     def short(self, ring: int) -> int:
         """How many bytes such a ring is short of; of a unit at most."""

@@ -13,7 +13,7 @@ from ebbtide._offload.pace import Step, best_ring
 if TYPE_CHECKING:
     from ebbtide._offload.unit import Unit
 
-LEAST = 1 << 20  # bytes that say something of the link
+LEAST = 1 << 18  # bytes that say something of the link
 PASSES = 8  # that are looked at for its sake: it is what it is
 WAITS = 0.02  # part of a pass for which the GPU waits for weights, and that is worth a thought
 
@@ -86,7 +86,9 @@ class Timing:
 
     def begin(self) -> None:
         """A pass begins, and is measured if the one before it has been read."""
-        self.on = not self._last
+        if not self._last:
+            self.forget()  # one that had no end
+            self.on = True
 
     def waits(self, unit: Unit) -> None:
         """A unit is about to be waited for."""
@@ -125,9 +127,9 @@ class Timing:
         self._last = 0
         self.on = False
 
-    def look(self, ring: int, most: int) -> int | None:
-        """How large the ring should be, by the pass that was measured, in which it was so large;
-        None: that is not known yet."""
+    def look(self, ring: int, wanted: int, most: int) -> int | None:
+        """How large the ring should be, by the pass that was measured, in which it was so large,
+        and should have been so large; None: that is not known yet."""
         if not self._last or self._mover.between(self._last, self._last) is None:
             return None
         self._link.look()
@@ -139,7 +141,7 @@ class Timing:
         # If it is not the link that takes the time, but the GPU or the host, nothing is to be had;
         # and to reckon takes the host a millisecond or two.
         busy = sum(step.busy + step.after for step in steps)
-        return best_ring(steps, rate, ring, most) if waited > busy * WAITS else ring
+        return best_ring(steps, rate, ring, most) if waited > busy * WAITS else wanted
 
     def _steps(self) -> tuple[list[Step], float]:
         """The pass that was measured, or nothing if it was not one like others; and how many
