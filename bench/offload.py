@@ -201,7 +201,7 @@ def on_share(link: Link, plain: Plain, share: int, tokens_list: list[int]) -> No
 
 
 def until_steady(handle: ebbtide.Offloaded) -> Iterator[None]:
-    """So many passes, and more until the ring has been of one size for a while; but not for ever."""
+    """So many passes, and more until the ring has been of one size for a while, not for ever."""
     few, rings = max(options.warm // 2, 1), []
     for number in range(4 * options.warm):
         yield
