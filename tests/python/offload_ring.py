@@ -34,6 +34,8 @@ class Block(nn.Module):
         super().__init__()
         sizes = [(512, 256), (256, 512)] * 4
         self.layers = nn.ModuleList(nn.Linear(*size, bias=False) for size in sizes)
+        for layer in self.layers:
+            layer.weight.mul_(2)  # or numbers become so small that processors are slow with them
         self.more = 0  # bytes that it needs in between
         self.also: object = None  # what it calls
 
