@@ -609,6 +609,9 @@ def test_what_offload_refuses(free_room):
     for prefetch in (0, -1):
         with pytest.raises(ValueError, match="prefetch"):
             ebbtide.offload(layers(1), prefetch=prefetch)
+    for prefetch in ("2", 1.5):
+        with pytest.raises(TypeError, match="prefetch"):
+            ebbtide.offload(layers(1), prefetch=prefetch)
     for device in (7, "cuda:7", -1):
         with pytest.raises((ValueError, RuntimeError), match=r"GPU|Device"):
             ebbtide.offload(layers(1), device)

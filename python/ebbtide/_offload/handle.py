@@ -41,6 +41,8 @@ def offload(
         raise TypeError("this is the handle of a model that is offloaded already")
     if not isinstance(model, nn.Module):
         raise TypeError(f"offload() takes a torch.nn.Module, not {type(model).__name__}")
+    if not isinstance(prefetch, int | None):
+        raise TypeError(f"prefetch is how many units may come, not {prefetch!r}")
     if prefetch is not None and prefetch < 1:
         raise ValueError("at least one unit of weights must be able to come: prefetch >= 1")
     if not torch.cuda.is_available():
