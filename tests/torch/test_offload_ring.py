@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -140,6 +141,19 @@ def test_a_mark_that_cannot_be_set_measures_nothing_and_harms_nobody(free_room, 
     monkeypatch.setattr(timing, "look", lambda *sizes: found.append(look(*sizes)))
     streaming.run(6)
     assert found and not any(found)
+
+
+def test_a_model_that_is_deleted_gives_its_marks_back(free_room):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 10)
+    mover = streaming.ours.mover
+    streaming.run(4)
+    first = mover.mark(True)
+    mover.unmark(first)
+    assert first > 1  # others are set: a pass is being measured, or waits to be read
+    del streaming
+    gc.collect()
+    assert mover.mark(True) == 1
+    mover.close()
 
 
 def test_a_unit_that_is_interrupted_on_its_way_in_is_not_in_use(free_room, monkeypatch):

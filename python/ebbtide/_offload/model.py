@@ -103,6 +103,7 @@ class Model:
         # Nobody will use what is on its way, and the ring cannot go before it.
         with contextlib.suppress(AttributeError, _core.Error):
             self.drop_loads()
+            self.timing.forget()
 
     @property
     def tracking(self) -> bool:

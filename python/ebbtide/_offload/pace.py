@@ -40,10 +40,10 @@ def time_of(steps: Sequence[Step], rate: float, ring: float) -> float:
         # One that does not fit before the ring's end lies at its start, and leaves that end empty.
         usable = max(ring - step.largest, step.bytes)
         while sent < goal:
-            part = min(goal, free + usable) - sent
-            if part > 0:
-                sent += part
-                link += part / rate
+            until = min(goal, free + usable)
+            if until > sent:
+                link += (until - sent) / rate
+                sent = until
             else:
                 link = max(link, ends[gone])
                 free += steps[gone % count].bytes
