@@ -199,7 +199,7 @@ int ebb__mover_check(ebb_mover *mover);
 /* ---- marks.c --------------------------------------------------------------------------------- */
 
 /* Destroy all marks, at the mover's end. Under the device's lock. */
-ebb_status ebb__marks_end_locked(ebb_mover *mover, ebb__device *device);
+ebb_status ebb__marks_end_locked(ebb_mover *mover, ebb__device *device) EBB__LOCKED;
 
 /* ---- give.c ---------------------------------------------------------------------------------- */
 

@@ -94,7 +94,8 @@ def main() -> None:
     del fixed
     ebbtide.Device(0).limit = 1 << 40
     case = Case(24, 3)
-    case.run("the link is slow", 12)
+    case.run("the card is slow first", 10, MANY)
+    case.run("the link is slow", 24)
     case.run("the card is slow", 22, MANY)
     case.run("the link again", 24)
     case.model[7].more = 4 * UNIT

@@ -121,7 +121,8 @@ def test_the_clock_is_told_the_hosts_time_and_gives_a_case(python, repository, t
     assert done.returncode == 0, done.stdout + done.stderr
     told = {each["metric"]: each["value"] for each in map(json.loads, done.stdout.splitlines())}
     assert told["llama_1_tokens_50%_resident_step"] == pytest.approx(23.4, rel=0.03)
-    assert told["llama_1_tokens_50%_streamed"] == pytest.approx(64, rel=0.02)  # half of 128 MiB
+    # Half of 128 MiB, or less by what the ring does not need of two units, of 4 MiB each.
+    assert 56 <= told["llama_1_tokens_50%_streamed"] <= 64 * 1.02
     assert told["llama_1_tokens_50%_link_time"] == pytest.approx(131, rel=0.02)  # of 13.5 GiB
     assert told["llama_1_tokens_50%_share_of_bound"] >= 97
     assert told["llama_1_tokens_50%_bit_equal"] == 1

@@ -75,6 +75,16 @@ def test_a_ring_is_no_larger_than_it_has_to_be_where_the_link_is_slow(pieces):
     assert less <= best - UNIT // 4
 
 
+@pytest.mark.parametrize("part", [0.3, 0.75, 1.0])
+def test_units_of_one_piece_have_two_places_if_one_computes_while_the_other_comes(part):
+    link = UNIT / RATE
+    given = steps(10, part * link, pieces=1)
+    assert time_of(given, RATE, 2 * UNIT) == pytest.approx(10 * link)
+    assert time_of(given, RATE, 2 * UNIT - 1) == pytest.approx(10 * link * (1 + part))
+    assert best_ring(given, RATE, 2 * UNIT, 2 * UNIT) == 2 * UNIT
+    assert best_ring(given, RATE, UNIT, 2 * UNIT) == 2 * UNIT
+
+
 def test_a_ring_is_two_units_where_the_gpu_is_slow():
     assert best_ring(steps(20, 4.0), RATE, 2 * UNIT, 2 * UNIT) == 2 * UNIT
     assert best_ring(steps(20, 4.0), RATE, UNIT + UNIT // 4, 2 * UNIT) == 2 * UNIT
@@ -152,6 +162,6 @@ def test_a_ring_follows_a_change_at_once_that_went_to_and_fro_before():
     share = share_of_a_model()
     for _ in range(3 * MOST_NEEDS):
         share.needs(UNIT if share.ring_size() > UNIT else UNIT + UNIT // 4)
-    for _ in range(NEEDS):
+    for _ in range(4 * NEEDS):
         share.needs(2 * UNIT)
     assert share.ring_size() == 2 * UNIT

@@ -27,8 +27,11 @@ class Block(nn.Module):
             self.register_parameter(f"weight{number}", weight)
         self.count = len(rows)
         self.writes = False
+        self.also = []  # what it calls
 
     def forward(self, h):
+        for other in self.also:
+            other(h)
         if self.writes:
             for number in range(self.count):
                 getattr(self, f"weight{number}").mul_(1)
@@ -136,6 +139,7 @@ def test_a_mark_that_cannot_be_set_measures_nothing_and_harms_nobody(free_room, 
             raise ebbtide.Busy
 
     monkeypatch.setattr(timing, "_mover", Failing())
+    streaming.ours.station.link.known = True  # what is sent is sent by the real one
     found = []
     look = timing.look
     monkeypatch.setattr(timing, "look", lambda *sizes: found.append(look(*sizes)))
@@ -169,6 +173,49 @@ def test_a_unit_that_is_interrupted_on_its_way_in_is_not_in_use(free_room, monke
         with pytest.raises(KeyboardInterrupt), torch.no_grad():
             streaming.model(streaming.x)
     streaming.run(3)
+
+
+def test_a_unit_that_is_interrupted_while_it_is_measured_is_not_in_use(free_room, monkeypatch):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 10)
+    streaming.run(3)
+    timing = streaming.ours.timing
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    for name in ("waits", "enters"):
+        timing.forget()  # so that the next pass is measured
+        with monkeypatch.context() as patch:
+            patch.setattr(timing, name, interrupted)
+            with pytest.raises(KeyboardInterrupt), torch.no_grad():
+                streaming.model(streaming.x)
+        streaming.run(2)
+
+
+def test_marks_that_are_gone_measure_nothing(free_room):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 10)
+    streaming.run(4)
+    timing, mover = streaming.ours.timing, streaming.ours.mover
+    assert timing._last
+    for mark in range(1, 100):
+        mover.unmark(mark)
+    streaming.run(4)
+
+
+def test_a_unit_in_another_one_has_room_beside_it(free_room):
+    """Though it is not known that it will be, and the ring is as one of them needs it."""
+    streaming = Streaming(free_room, 8 * MIB + 4 * UNIT, [[WIDTH // 4] * 4] * 10)
+    streaming.run(3)
+    streaming.ours.share.need = UNIT
+    streaming.run()
+    assert streaming.handle.stats()["ring"] == UNIT
+    streaming.model[2].also.append(streaming.model[7].forward)
+    streaming.run(3)
+    before = streaming.handle.stats()["one_by_one"]
+    streaming.run(3)
+    stats = streaming.handle.stats()
+    assert stats["ring"] == 2 * UNIT
+    assert stats["one_by_one"] == before
 
 
 def test_weights_that_cannot_be_saved_do_not_keep_their_unit_in_use(free_room, monkeypatch):

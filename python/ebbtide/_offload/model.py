@@ -243,12 +243,13 @@ class Model:
     def begin(self) -> None:
         """The root is called."""
         with self.lock:
-            if self.running.begin() > 1:
-                self.station.crowd()
-                return
-            if any(m.running.depth for m in list(self.station.models) if m is not self):
-                self.station.crowd()
+            calls = self.running.begin()
             try:
+                models = list(self.station.models)
+                if calls > 1 or any(m.running.depth for m in models if m is not self):
+                    self.station.crowd()
+                if calls > 1:
+                    return
                 self._leave_run()
                 self._begin()
             except BaseException:
@@ -273,7 +274,8 @@ class Model:
         """The root is left by an exception: this pass shows nothing."""
         self.called = []
         self.sequence.begin()
-        self.timing.forget()
+        with self.lock:
+            self.timing.forget()
         if out_of_memory:
             self.share.out_of_memory()
             self.tracking = True
@@ -479,10 +481,10 @@ class Model:
                 continue
             try:
                 tensors = unit.at(self.mover, load)
+                if self.timing.on:
+                    self.timing.enters(unit, load)
                 if unit.enter_with(load, tensors.reals, tensors.ahead):
                     unit.tensors = tensors
-                    if self.timing.on:
-                        self.timing.enters(unit, load)
                     return True
             except BaseException:
                 unit.load = None
@@ -494,6 +496,7 @@ class Model:
                 return False
         if unit.stale:
             return False
+        self.station.crowd()  # another unit may be in use meanwhile
         self._go_bare(unit)
         return True
 
@@ -574,6 +577,8 @@ class Model:
                         if self.timing.on:
                             self.timing.leaves(unit)
             if not unit.depth:
+                if self.station.crowded:  # there may be no other time for it
+                    self.station.want_ring()
                 self.prefetch()
 
     def save_written(self, unit: Unit) -> None:

@@ -18,7 +18,7 @@ GAIN = 0.002  # part of a pass's time that makes a difference
 class Step(NamedTuple):
     """A unit, of which something came."""
 
-    bytes: float  # that came
+    bytes: int  # that came
     largest: int  # piece of it
     busy: float  # milliseconds from its arrival to its end
     after: float  # and until the next one was waited for
@@ -37,8 +37,7 @@ def time_of(steps: Sequence[Step], rate: float, ring: float) -> float:
             ended = now
         step = steps[number % count]
         goal += step.bytes
-        # One that does not fit before the ring's end lies at its start, and leaves that end empty.
-        usable = max(ring - step.largest, step.bytes)
+        usable = max(_usable(step, ring), step.bytes)
         while sent < goal:
             until = min(goal, free + usable)
             if until > sent:
@@ -54,19 +53,24 @@ def time_of(steps: Sequence[Step], rate: float, ring: float) -> float:
     return now - ended
 
 
+def _usable(step: Step, ring: float) -> float:
+    """A piece that does not fit before the ring's end lies at its start, and leaves that end empty:
+    half of such a piece, mostly, and if there is but one, what is left beside as many as fit."""
+    if step.bytes <= step.largest:
+        return ring // step.largest * step.largest if step.largest else ring
+    return ring - step.largest / 2
+
+
 def best_ring(steps: Sequence[Step], rate: float, ring: int, most: int) -> int:
     """Which size of the ring makes a pass the shortest, if what it has less than now is had by
-    weights that stay, of all units alike. If several do, the largest."""
-    came = sum(step.bytes for step in steps)
+    weights that stay, and need not come. If several do, the largest."""
+    busy = sum(step.busy + step.after for step in steps)
     # A unit may lie around the end of the ring, if it is of several pieces.
     least = max(step.bytes + step.largest * (step.bytes > step.largest) for step in steps)
     sizes = [most - most * i // SIZES for i in range(SIZES)]
     best, shortest = most, math.inf
     for size in (*(size for size in sizes if size > least), min(least, most)):
-        part = max(came + size - ring, 0) / came
-        took = time_of([step._replace(bytes=step.bytes * part) for step in steps], rate, size)
+        took = max(time_of(steps, rate, size) - (ring - size) / rate, busy)
         if took < shortest * (1 - GAIN):
             best, shortest = size, took
-        elif took > shortest * (1 + GAIN):
-            break  # and with less it takes longer still
     return best

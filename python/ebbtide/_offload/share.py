@@ -61,7 +61,7 @@ class Share:
         """A ring of that size would have been the best, for a pass."""
         self._needs.append(min(_up(size), self.most()))
         del self._needs[: -self._enough]
-        for count, part in ((NEEDS, COARSE), (self._enough, FINE)):
+        for count, part in ((min(self._enough, 4 * NEEDS), COARSE), (self._enough, FINE)):
             if len(self._needs) >= count:
                 size = sorted(self._needs[-count:])[count // 2]
                 if self._differs(size, part):
@@ -77,7 +77,7 @@ class Share:
             self._change(None, grows=True)
 
     def _change(self, need: int | None, grows: bool) -> None:
-        # Each size has its reasons: whoever goes to and fro by little takes ever longer to do so.
+        # Each size has its reasons: whoever goes to and fro takes ever longer to do so.
         if self._grew is not grows and self._grew is not None:
             self._enough = min(2 * self._enough, MOST_NEEDS)
         self._grew = grows

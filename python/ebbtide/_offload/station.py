@@ -32,7 +32,7 @@ class Station:
         self.index = index
         self.device = Device(index)
         self.mover = _core.Mover(self.device)
-        self.link = Link(self.mover)
+        self.link = Link()
         self.crowded = False  # several passes were under way at once
         self.ring = 0
         self.in_pieces = False  # which have less room for units than they have bytes
@@ -164,7 +164,7 @@ class Station:
             load = unit.load = _core.Load(self.portion(unit))
         model = unit.model and unit.model()
         if model is not None and model.timing.on and not (demand or self.link.known):
-            whole = load.whole or self.link.advance(load, unit)
+            whole = load.whole or model.timing.advance(load, unit)
         else:
             whole = load.whole or load.advance(self.mover, unit, demand)
         if not whole and demand and model is not None and unit.bytes - unit.resident > self.ring:

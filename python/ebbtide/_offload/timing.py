@@ -15,51 +15,35 @@ if TYPE_CHECKING:
 
 LEAST = 1 << 18  # bytes that say something of the link
 PASSES = 8  # that are looked at for its sake: it is what it is
-WAITS = 0.02  # part of a pass for which the GPU waits for weights, and that is worth a thought
+MOST = 1024  # units in use that are a pass
+WAITS = 0.005  # part of a pass for which the GPU waits for weights, and that is worth a thought
 
 
 def _mark(mover: _core.Mover, own: bool = False) -> int:
     """0: it could not be set. That must not be what a pass fails for."""
     try:
         return mover.mark(own)
-    except _core.Error:
+    except (_core.Error, MemoryError):
         return 0
 
 
 class Link:
     """What the link of a GPU can do: as much as it has done at best."""
 
-    def __init__(self, mover: _core.Mover) -> None:
+    def __init__(self) -> None:
         self.rate = 0.0  # bytes a millisecond
         self.known = False
-        self._looks = 0
-        self._mover = mover
-        self._sent: list[tuple[int, int, int]] = []  # bytes, and the marks before and behind them
+        self._passes = 0
 
-    def advance(self, load: _core.Load, unit: Unit) -> bool:
-        """Send for more of a unit, and see how long that takes."""
-        mover = self._mover
-        before, begin = mover.stats()["staged"], _mark(mover, own=True)
-        try:
-            return load.advance(mover, unit, False)
-        finally:
-            self._sent.append((mover.stats()["staged"] - before, begin, _mark(mover, own=True)))
+    def saw(self, size: int, took: float) -> None:
+        """So much came in that time, or in less: it may have waited for room."""
+        if took and size >= LEAST:
+            self.rate = max(self.rate, size / took)
 
-    def look(self) -> None:
-        """At what has arrived. What has not says nothing."""
-        for size, begin, end in self._sent:
-            took = self._mover.between(begin, end) if begin and end else None
-            if took and size >= LEAST:
-                self.rate = max(self.rate, size / took)
-        self._looks += bool(self._sent)
-        self.known = self._looks >= PASSES
-        self.forget()
-
-    def forget(self) -> None:
-        for _, begin, end in self._sent:
-            self._mover.unmark(begin)
-            self._mover.unmark(end)
-        self._sent = []
+    def was_busy(self) -> None:
+        """In a pass that was looked at: it had little to wait for."""
+        self._passes += 1
+        self.known = self._passes >= PASSES
 
 
 class _Use:
@@ -82,6 +66,7 @@ class Timing:
         self._mover = mover
         self._link = link
         self._uses: list[_Use] = []
+        self._sent: list[tuple[int, int, int]] = []  # bytes, and the marks before and behind them
         self._last = 0  # the mark at the end of a pass that is over, and not read yet
 
     def begin(self) -> None:
@@ -90,8 +75,20 @@ class Timing:
             self.forget()  # one that had no end
             self.on = True
 
+    def advance(self, load: _core.Load, unit: Unit) -> bool:
+        """Send for more of a unit, and see how long that takes."""
+        mover = self._mover
+        before, begin = mover.stats()["staged"], _mark(mover, own=True)
+        try:
+            return load.advance(mover, unit, False)
+        finally:
+            self._sent.append((mover.stats()["staged"] - before, begin, _mark(mover, own=True)))
+
     def waits(self, unit: Unit) -> None:
         """A unit is about to be waited for."""
+        if len(self._uses) >= MOST:
+            self.forget()
+            return
         if self._uses and not self._uses[-1].arrived:
             self._mover.unmark(self._uses.pop().waited)  # it has to be waited for once more
         self._uses.append(_Use(unit, _mark(self._mover)))
@@ -118,34 +115,43 @@ class Timing:
 
     def forget(self) -> None:
         """What is being measured."""
-        for use in self._uses:
+        uses, sent, last = self._uses, self._sent, self._last
+        self._uses, self._sent, self._last, self.on = [], [], 0, False
+        for use in uses:
             for mark in (use.waited, use.arrived, use.left):
                 self._mover.unmark(mark)
-        self._mover.unmark(self._last)
-        self._link.forget()
-        self._uses = []
-        self._last = 0
-        self.on = False
+        for _, begin, end in sent:
+            self._mover.unmark(begin)
+            self._mover.unmark(end)
+        self._mover.unmark(last)
 
     def look(self, ring: int, wanted: int, most: int) -> int | None:
         """How large the ring should be, by the pass that was measured, in which it was so large,
         and should have been so large; None: that is not known yet."""
-        if not self._last or self._mover.between(self._last, self._last) is None:
+        if not self._last:
             return None
-        self._link.look()
-        steps, waited = self._steps()
+        try:
+            if self._mover.between(self._last, self._last) is None:
+                return None
+            steps, waited = self._read()
+        except _core.Error:
+            steps, waited = [], 0.0
         self.forget()
-        rate = self._link.rate
-        if not rate or not any(step.bytes for step in steps):
+        if not any(step.bytes for step in steps):
             return None
         # If it is not the link that takes the time, but the GPU or the host, nothing is to be had;
         # and to reckon takes the host a millisecond or two.
-        busy = sum(step.busy + step.after for step in steps)
-        return best_ring(steps, rate, ring, most) if waited > busy * WAITS else wanted
+        if waited <= WAITS * sum(step.busy + step.after for step in steps):
+            return wanted
+        self._link.was_busy()
+        return best_ring(steps, self._link.rate, ring, most) if self._link.rate else None
 
-    def _steps(self) -> tuple[list[Step], float]:
+    def _read(self) -> tuple[list[Step], float]:
         """The pass that was measured, or nothing if it was not one like others; and how many
         milliseconds the GPU has waited for weights."""
+        for size, begin, end in self._sent:
+            if begin and end:
+                self._link.saw(size, self._mover.between(begin, end) or 0.0)
         steps, waited = [], 0.0
         ends = [use.waited for use in self._uses[1:]] + [self._last]
         for use, end in zip(self._uses, ends, strict=True):
