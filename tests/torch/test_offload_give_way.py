@@ -38,13 +38,14 @@ class Block(nn.Module):
 class Tight:
     """A model of which nothing stays resident, with a ring of two units."""
 
-    def __init__(self, room, more=0, **options):
+    def __init__(self, room, more=0, prefetch=2, **options):
         self.room, self.x = room, torch.randn(1, WIDTH, device="cuda")
         self.model = nn.Sequential(*(Block() for _ in range(COUNT)))
         with torch.no_grad():
             self.expected = copy.deepcopy(self.model).cuda()(self.x)
         room.of = lambda model: 4 * MIB + 2 * UNIT + more  # 4: for small activations
-        self.handle = room.offload(self.model, **options)
+        # A ring of two units, whatever a pass takes.
+        self.handle = room.offload(self.model, prefetch=prefetch, **options)
         for block in self.model:
             block.register_forward_hook(self.within_the_limit)
 

@@ -64,7 +64,7 @@ class Streaming:
 
 
 def test_a_ring_that_could_not_be_had_is_tried_for_again(free_room):
-    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH]] * 10)
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH]] * 10, prefetch=2)
     with ebbtide.Device(0) as device, ebbtide.VBAR(device, UNIT // 2) as other:
         streaming.ours.station.set_ring(0)
         weight = other.alloc(UNIT // 2)
@@ -77,7 +77,7 @@ def test_a_ring_that_could_not_be_had_is_tried_for_again(free_room):
 
 
 def test_a_larger_ring_is_refused_while_a_unit_is_waited_for(free_room):
-    streaming = Streaming(free_room, 2 * MIB + 2 * UNIT, UNEVEN)
+    streaming = Streaming(free_room, 2 * MIB + 2 * UNIT, UNEVEN, prefetch=2)
     with ebbtide.Device(0) as device, ebbtide.VBAR(device, UNIT) as other:
         streaming.ours.station.set_ring(0)
         weight = other.alloc(UNIT)
@@ -90,7 +90,7 @@ def test_a_larger_ring_is_refused_while_a_unit_is_waited_for(free_room):
 
 def test_a_unit_fits_a_ring_of_its_size(free_room):
     """Where the one before it has left the head in the middle."""
-    streaming = Streaming(free_room, 2 * MIB + UNIT, UNEVEN)
+    streaming = Streaming(free_room, 2 * MIB + UNIT, UNEVEN, prefetch=2)
     streaming.run(8)
     stats = streaming.handle.stats()
     assert stats["ring"] == UNIT
@@ -98,7 +98,7 @@ def test_a_unit_fits_a_ring_of_its_size(free_room):
 
 
 def test_a_ring_that_is_too_small_for_a_unit_is_whole_again_at_once(free_room):
-    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 10)
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 10, prefetch=2)
     streaming.run(3)
     streaming.ours.share.need = UNIT // 2
     streaming.run()
@@ -108,7 +108,7 @@ def test_a_ring_that_is_too_small_for_a_unit_is_whole_again_at_once(free_room):
 
 
 def test_two_passes_at_once_have_a_whole_ring(free_room):
-    streaming = Streaming(free_room, 8 * MIB + 6 * UNIT, [[WIDTH // 4] * 4] * 10)
+    streaming = Streaming(free_room, 8 * MIB + 6 * UNIT, [[WIDTH // 4] * 4] * 10, prefetch=2)
     streaming.run(3)
     share, station = streaming.ours.share, streaming.ours.station
     share.need = UNIT
@@ -204,7 +204,7 @@ def test_marks_that_are_gone_measure_nothing(free_room):
 
 def test_a_unit_in_another_one_has_room_beside_it(free_room):
     """Though it is not known that it will be, and the ring is as one of them needs it."""
-    streaming = Streaming(free_room, 8 * MIB + 4 * UNIT, [[WIDTH // 4] * 4] * 10)
+    streaming = Streaming(free_room, 8 * MIB + 4 * UNIT, [[WIDTH // 4] * 4] * 10, prefetch=2)
     streaming.run(3)
     streaming.ours.share.need = UNIT
     streaming.run()
