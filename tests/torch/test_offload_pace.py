@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from ebbtide._offload.order import share_out, spread
 from ebbtide._offload.pace import Step, best_ring, time_of
 from ebbtide._offload.share import MOST_NEEDS, NEEDS, Share
+from ebbtide._offload.timing import PASSES, Link, Timing
 
 MIB = 1 << 20
 RATE = 50.0 * MIB  # bytes a millisecond
@@ -165,3 +168,37 @@ def test_a_ring_follows_a_change_at_once_that_went_to_and_fro_before():
     for _ in range(4 * NEEDS):
         share.needs(2 * UNIT)
     assert share.ring_size() == 2 * UNIT
+
+
+class Marks:
+    """A mover whose marks are milliseconds."""
+
+    def __init__(self):
+        self.at = [None]
+
+    def mark(self, own):
+        self.at.append(self.now)
+        return len(self.at) - 1
+
+    def between(self, first, last):
+        return self.at[last] - self.at[first]
+
+    def unmark(self, mark):
+        pass
+
+
+@pytest.mark.parametrize(("waits", "known"), [(0.0, False), (5.0, True)])
+def test_a_pass_in_which_the_gpu_waits_for_nothing_says_nothing_of_the_link(waits, known):
+    """What is sent then waits for room in the ring, and seems to be slow."""
+    marks, link = Marks(), Link()
+    timing = Timing(marks, link)
+    unit = SimpleNamespace(groups=[SimpleNamespace(bytes=UNIT)])
+    load = SimpleNamespace(staged=[1])
+    link.saw(UNIT, 20.0)
+    for _ in range(2 * PASSES):
+        timing.begin()
+        for marks.now, step in ((0.0, timing.waits), (waits, timing.enters), (20.0, timing.leaves)):
+            step(*([unit, load] if step == timing.enters else [unit]))
+        timing.end()
+        assert (timing.look(2 * UNIT, 2 * UNIT, 2 * UNIT) is not None) and not timing.on
+    assert link.known is known
