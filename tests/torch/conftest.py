@@ -159,8 +159,9 @@ def free_room():
             return
         with ebbtide.Device(0) as device:
             device.check()
-            stats = device.stats()
-            left = {name: stats[name] for name in ("vbars", "pinned") if stats[name]}
+            stats = ebbtide.memory_stats(0) or device.stats()
+            names = ("vbars", "pinned", "segment_bytes")
+            left = {name: stats[name] for name in names if stats.get(name)}
         if not left:
             break
         time.sleep(0.05)  # a thread of PyTorch's lets go of a backward that failed a moment later
