@@ -254,10 +254,10 @@ def on_tokens(
         return plain.model(*inputs)
 
     functions = {
-        "step": offloaded,
+        "link_time": link.only(to_stream),
         "resident_step": resident,
         "resident_step_beside_copies": link.beside(resident, to_stream),
-        "link_time": link.only(to_stream),
+        "step": offloaded,
     }
     turns = take_turns(functions)
     watch.look()

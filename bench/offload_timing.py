@@ -120,31 +120,34 @@ class Core:
 
 
 class Turns:
-    """Measurements that are taken in turn, round by round; every other one backwards, so that what
-    gets slower or faster meanwhile does so for all. Of the rounds in which the host was not
-    disturbed, if there are three, medians: of times, and of the ratios of what was measured in the
-    same round."""
+    """Measurements that are taken in turn, round by round. The last two are those to be compared:
+    they change places every round, so that what gets slower or faster meanwhile does so for both,
+    and each comes as often after what makes the GPU hot, or lets it cool. Of the rounds in which
+    the host was not disturbed, if there are four, medians: of times, and of the ratios of what was
+    measured in the same round."""
+
+    LEAST, MOST = 4, 100  # rounds
 
     def __init__(
         self, functions: dict[str, Callable[[], Any]], seconds: float, rounds: int = 0
     ) -> None:
         """For some seconds, or just so many rounds."""
         turns = list(functions.items())
-        step = 0 if rounds == 1 else timed(turns[0][1])
+        step = 0 if rounds == 1 else timed(turns[-1][1])
         core = Core(tries=0 if rounds == 1 else 4 if step < SHORT else 1)
-        least, most = (rounds, rounds) if rounds else (3, 100)
+        least, most = (rounds, rounds) if rounds else (self.LEAST, self.MOST)
         quiet, others = [], []
         start = time.perf_counter()
         while (count := len(quiet) + len(others)) < least or (
             count < most and time.perf_counter() - start < seconds
         ):
-            order = turns if count % 2 else turns[::-1]
+            order = turns[:-2] + (turns[-2:] if count % 2 else turns[:-3:-1])
             found = {name: core.timed(f) for name, f in order}
             calm = all(undisturbed for _, undisturbed in found.values())
             (quiet if calm else others).append({name: took for name, (took, _) in found.items()})
         core.leave()
         self.disturbed = len(others)
-        self.rounds = quiet if len(quiet) >= 3 else quiet + others
+        self.rounds = quiet if len(quiet) >= self.LEAST else quiet + others
 
     def median(self, value: str | Callable[[dict[str, float]], float]) -> float:
         of = value if callable(value) else operator.itemgetter(value)
