@@ -181,6 +181,21 @@ ebb__cargo *ebb__ring_find(const ebb__ring *ring, uint64_t number)
     return cargo->over ? NULL : cargo;
 }
 
+/* What was dropped last is had again at once, or the room behind the last one that has a place could not
+   be used before that is over. Numbers are not: whoever has one of them may ask for it. */
+static void take_back(ebb__ring *ring)
+{
+    uint64_t last = ring->next;
+    while (last != ring->first && cargo_number(ring, last - 1)->over &&
+           !cargo_number(ring, last - 1)->done)
+        last--;
+    if (last == ring->first || last == ring->next)
+        return; /* the first is out: there is none */
+    ring->head = cargo_number(ring, last - 1)->end;
+    for (; last != ring->next; last++)
+        cargo_number(ring, last)->start = cargo_number(ring, last)->end = ring->head;
+}
+
 ebb__flag *ebb__ring_over(ebb__ring *ring, ebb__cargo *cargo)
 {
     ebb__flag *arrived = cargo->arrived;
@@ -190,6 +205,7 @@ ebb__flag *ebb__ring_over(ebb__ring *ring, ebb__cargo *cargo)
         /* What nobody has read need not be waited for: all writing is on one stream. */
         if (cargo_number(ring, ring->first)->done)
             ring->past[ring->past_count++] = *cargo_number(ring, ring->first);
+    take_back(ring);
     return arrived;
 }
 
@@ -285,21 +301,12 @@ static void cut_piece(ebb__ring *ring, uint64_t start, uint64_t end)
 void ebb__ring_cut(ebb__ring *ring, uint64_t start, uint64_t end)
 {
     cut_piece(ring, start, end);
-    uint64_t last = ring->first; /* that keeps its place: the first does, it is out */
     for (uint64_t n = ring->first; n != ring->next; n++) {
         ebb__cargo *cargo = cargo_number(ring, n);
         if (cargo->over && !cargo->done)
             cargo->end = cargo->start; /* nobody has anything there any more */
-        else
-            last = n;
     }
-    /* What was dropped last is had again at once, or what is left of the room behind `last` could not be
-       used before that is over. */
-    for (uint64_t n = last; n != ring->next; n++) {
-        ring->head = cargo_number(ring, last)->end;
-        if (n != last)
-            cargo_number(ring, n)->start = cargo_number(ring, n)->end = ring->head;
-    }
+    take_back(ring);
 }
 
 /* ---- the checker ---------------------------------------------------------------------------------- */

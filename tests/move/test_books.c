@@ -60,8 +60,8 @@ static void places_go_round_between_the_new_ends(void)
     uint64_t e = add(&ring, 15);
     CHECK_EQ(start_of(&ring, e), 20);
     CHECK(ebb__ring_place(&ring, 5, 18, &at) && at == 35); /* below the ring */
-    over(&ring, e, NULL);
     over(&ring, d, NULL);
+    over(&ring, e, NULL);
     uint64_t f = add(&ring, 33);
     CHECK_EQ(ring.head, 68);
     CHECK(ebb__ring_place(&ring, 5, 18, &at) && at == 20); /* near, and below the ring */
@@ -87,10 +87,13 @@ static void what_was_dropped_last_is_room_again(void)
     over(&ring, b, &read);
     CHECK(ebb__ring_read(&ring, 0, 31) && !ebb__ring_read(&ring, 40, 100));
     over(&ring, c, NULL);
+    CHECK_EQ(ring.head, 100); /* it is not the last */
     over(&ring, d, NULL);
+    CHECK_EQ(ring.head, 40); /* behind b, which has been read */
+    CHECK_EQ(ebb__ring_check(&ring), 0);
     ebb__ring_cut(&ring, 70, 100);
     CHECK_EQ(ebb__ring_check(&ring), 0);
-    CHECK_EQ(ring.head, 40); /* behind b, which has been read */
+    CHECK_EQ(ring.head, 40);
     CHECK(!ebb__ring_find(&ring, d));
     uint64_t e = add(&ring, 30);
     CHECK_EQ(start_of(&ring, e), 40);

@@ -174,6 +174,48 @@ static void places_come_free_from_the_oldest_on(void)
     haul_shut(&h);
 }
 
+/* Others that are in use keep their places; whoever comes instead must not wait until they are over. */
+static void what_was_dropped_last_is_had_again_at_once(void)
+{
+    haul h;
+    haul_open(&h, 8 * LARGE, 4 * SMALL, 4 * LARGE);
+    haul_stage_all(&h);
+    ebb_load a, b, c, d;
+    uint64_t first = haul_fetch(&h, &a, 0, SMALL);
+    CHECK_EQ(ebb_mover_use(h.mover, first, h.compute), EBB_OK);
+    uint64_t second = haul_fetch(&h, &b, LARGE, 2 * SMALL), waits = haul_stats(&h).waits;
+    CHECK_EQ(ebb_mover_drop(h.mover, second), EBB_OK);
+    CHECK_EQ(haul_stats(&h).ring_used, SMALL);
+    uint64_t third = haul_fetch(&h, &c, 2 * LARGE, 3 * SMALL);
+    CHECK_EQ(c.staged, a.staged + SMALL);
+    CHECK_EQ(haul_stats(&h).waits, waits); /* what wrote there is on the same stream */
+    CHECK_EQ(ebb_mover_use(h.mover, second, h.compute), EBB_GONE);
+    CHECK_EQ(ebb_mover_drop(h.mover, second), EBB_GONE);
+    CHECK(arrival(&h, third, &c, h.compute));
+    haul_check(&h);
+    CHECK_EQ(ebb_mover_done(h.mover, third, h.compute), EBB_OK);
+    /* It was used: its place is had when the ones before it are over. */
+    CHECK_EQ(ebb_mover_room(h.mover, SMALL, 1), 0);
+    CHECK_EQ(ebb_mover_done(h.mover, first, h.compute), EBB_OK);
+    /* One that is not the last has its place until that one goes, too. */
+    first = haul_fetch(&h, &a, 0, SMALL);
+    second = haul_fetch(&h, &b, LARGE, SMALL);
+    third = haul_fetch(&h, &c, 2 * LARGE, SMALL);
+    uint64_t fourth = haul_fetch(&h, &d, 3 * LARGE, SMALL);
+    CHECK_EQ(ebb_mover_drop(h.mover, third), EBB_OK);
+    CHECK_EQ(ebb_mover_room(h.mover, 3 * SMALL, 1), 0);
+    CHECK_EQ(ebb_mover_drop(h.mover, fourth), EBB_OK);
+    CHECK_EQ(haul_stats(&h).ring_used, 2 * SMALL);
+    fourth = haul_fetch(&h, &d, 3 * LARGE, 2 * SMALL);
+    CHECK_EQ(d.staged, c.staged);
+    haul_check(&h);
+    haul_use(&h, second, &b, 1000, h.compute);
+    haul_use(&h, fourth, &d, 1000, h.compute);
+    haul_use(&h, first, &a, 1000, h.compute);
+    CHECK_EQ(haul_stats(&h).ring_used, 0);
+    haul_shut(&h);
+}
+
 static ebb_status fetch_with(haul *h, ebb_load *load, uint64_t cargo, uint64_t *its)
 {
     const ebb_fetch how = {.with = cargo};
@@ -187,7 +229,7 @@ static void a_cargo_grows_until_it_is_used(void)
     haul_open(&h, 8 * LARGE, 4 * SMALL, 4 * LARGE);
     haul_stage_all(&h);
     ebb_load one, two = haul_load(&h, LARGE, SMALL), three = haul_load(&h, 2 * LARGE, SMALL);
-    uint64_t first = haul_fetch(&h, &one, 0, SMALL), with, own, other;
+    uint64_t first = haul_fetch(&h, &one, 0, SMALL), with, own, other, last;
     CHECK_EQ(fetch_with(&h, &two, first, &with), EBB_OK);
     CHECK_EQ(with, first);
     CHECK_EQ(two.staged, one.staged + SMALL);
@@ -204,12 +246,12 @@ static void a_cargo_grows_until_it_is_used(void)
     CHECK_EQ(ebb_mover_done(h.mover, first, h.compute), EBB_OK);
     CHECK_EQ(fetch_with(&h, &two, first, &other), EBB_OK);
     CHECK(other && other != first && other != own);
-    CHECK_EQ(ebb_mover_drop(h.mover, other), EBB_OK);
     /* Behind this one the ring ends. */
-    CHECK_EQ(fetch_with(&h, &two, own, &other), EBB_OK);
-    CHECK(other != own && two.staged == one.staged);
-    CHECK_EQ(ebb_mover_drop(h.mover, other), EBB_OK);
+    CHECK_EQ(fetch_with(&h, &two, other, &last), EBB_OK);
+    CHECK(last != other && two.staged == one.staged);
     CHECK_EQ(ebb_mover_drop(h.mover, own), EBB_OK);
+    CHECK_EQ(ebb_mover_drop(h.mover, other), EBB_OK);
+    CHECK_EQ(ebb_mover_drop(h.mover, last), EBB_OK);
     /* Both places come free behind the one use. */
     with = haul_fetch(&h, &one, 0, SMALL);
     CHECK_EQ(fetch_with(&h, &two, with, &other), EBB_OK);
@@ -622,6 +664,7 @@ int main(void)
     RUN(what_is_left_before_the_end_is_used_if_it_is_worth_it);
     RUN(every_user_of_a_place_is_waited_for);
     RUN(places_come_free_from_the_oldest_on);
+    RUN(what_was_dropped_last_is_had_again_at_once);
     RUN(a_cargo_grows_until_it_is_used);
     RUN(a_cargo_goes_where_it_was);
     RUN(cargoes_of_all_sizes_in_any_order_arrive);

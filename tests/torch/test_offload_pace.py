@@ -148,6 +148,16 @@ def test_a_ring_does_not_go_to_and_fro():
     assert 2 <= changes <= 9
 
 
+def test_a_ring_does_not_go_to_and_fro_by_large_steps_either():
+    share = share_of_a_model()
+    changes, before = 0, share.ring_size()
+    for _ in range(40 * NEEDS):
+        share.needs(UNIT if before > UNIT else 2 * UNIT)
+        changes += share.ring_size() != before
+        before = share.ring_size()
+    assert 2 <= changes <= 13
+
+
 def test_a_ring_that_was_too_small_is_whole_at_once():
     share = share_of_a_model()
     for _ in range(NEEDS):

@@ -127,6 +127,46 @@ def test_two_passes_at_once_have_a_whole_ring(free_room):
     assert streaming.handle.stats()["one_by_one"] == 0
 
 
+def test_a_ring_is_whole_again_before_the_pass_is_over(free_room):
+    """If passes go on side by side, then there is no time between them."""
+    blocks = [[WIDTH // 4] * 4] * 10
+    both = []
+    for _ in range(2):
+        with ebbtide.Device(0) as card:
+            card.limit = "1GiB"  # for a plain one
+        both.append(Streaming(free_room, 4 * MIB + 4 * UNIT, blocks, prefetch=2))
+    for one in both:
+        one.run(3)
+        one.ours.share.need = UNIT
+    both[0].run()
+    assert both[0].handle.stats()["ring"] == UNIT
+    before = both[1].handle.stats()["one_by_one"]
+    for block, other in zip(both[0].model[:5], both[1].model[:5], strict=True):
+        block.also.append(other.forward)
+    both[0].run()
+    assert both[0].handle.stats()["ring"] == 2 * UNIT
+    assert both[1].handle.stats()["one_by_one"] == before + 1
+
+
+def test_a_pass_that_does_not_end_leaves_no_marks(free_room, monkeypatch):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 10)
+    monkeypatch.setattr(ebbtide._offload.timing, "MOST", 6)
+    timing, mover = streaming.ours.timing, streaming.ours.mover
+    on, most = [], []
+
+    def look(*_):
+        mark = mover.mark(True)
+        on.append(timing.on)
+        most.append(mark)
+        mover.unmark(mark)
+
+    streaming.model[9].register_forward_pre_hook(look)
+    streaming.model[5].register_forward_pre_hook(look)
+    streaming.run(6)
+    assert any(on[::2]) and not any(on[1::2])
+    assert max(most[::2]) > 10 and set(most[1::2]) == {1}
+
+
 def test_a_mark_that_cannot_be_set_measures_nothing_and_harms_nobody(free_room, monkeypatch):
     streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 10)
     timing = streaming.ours.timing
@@ -204,7 +244,7 @@ def test_marks_that_are_gone_measure_nothing(free_room):
 
 def test_a_unit_in_another_one_has_room_beside_it(free_room):
     """Though it is not known that it will be, and the ring is as one of them needs it."""
-    streaming = Streaming(free_room, 8 * MIB + 4 * UNIT, [[WIDTH // 4] * 4] * 10, prefetch=2)
+    streaming = Streaming(free_room, 4 * MIB + 3 * UNIT, [[WIDTH // 4] * 4] * 10, prefetch=2)
     streaming.run(3)
     streaming.ours.share.need = UNIT
     streaming.run()
@@ -216,6 +256,18 @@ def test_a_unit_in_another_one_has_room_beside_it(free_room):
     stats = streaming.handle.stats()
     assert stats["ring"] == 2 * UNIT
     assert stats["one_by_one"] == before
+
+
+def test_units_in_others_take_the_place_of_what_was_sent_for(free_room):
+    """Which comes in vain: it has to make room, behind the unit in use."""
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 10, prefetch=2)
+    streaming.run(3)
+    for number in range(5):
+        streaming.model[number].also.append(streaming.model[number + 5].forward)
+    streaming.run(3)
+    stats = streaming.handle.stats()
+    assert stats["ring"] == 2 * UNIT
+    assert stats["one_by_one"] == 0
 
 
 def test_weights_that_cannot_be_saved_do_not_keep_their_unit_in_use(free_room, monkeypatch):
