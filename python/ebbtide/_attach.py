@@ -220,9 +220,9 @@ class Asking:
         self.held, self.calm = held, self.calm - 1 if calm else self.CALM
         return calm
 
-    def flush(self, index: int, size: int, often: bool) -> bool:
+    def flush(self, index: int, size: int, often: bool, times: int) -> bool:
         with self.lock:
-            self.pressures += 1
+            self.pressures += times
             if self._is_too_early():
                 return False
             if often and self._is_calm(index, size):
@@ -275,10 +275,13 @@ def flush(index: int, size: int) -> bool:
     return _cached(index)[0] < reserved
 
 
-def make_room(index: int, size: int, often: bool = False, asking: Asking | None = None) -> bool:
+def make_room(
+    index: int, size: int, often: bool = False, asking: Asking | None = None, times: int = 1
+) -> bool:
     """A weight of `size` bytes was offloaded: True if PyTorch has given something back for it.
-    `often`: it is asked in every pass, and may as well be answered in a later one."""
+    `often`: it is asked in every pass, and may as well be answered in a later one; `times`: it
+    could have been asked so often since it was."""
     if not _attached or not torch.cuda.is_initialized():
         return False
     asking = asking or _asking.setdefault(index, Asking())
-    return asking.flush(index, size, often)
+    return asking.flush(index, size, often, times)

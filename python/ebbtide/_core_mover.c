@@ -205,6 +205,18 @@ static PyObject *mover_stats(PyObject *self, PyObject *unused)
     return dict;
 }
 
+/* A figure of stats() by itself: it is asked for in every pass. */
+static PyObject *get_filled(PyObject *self, void *unused)
+{
+    (void)unused;
+    mover *m = (mover *)self;
+    ebb_mover_stats stats = {.size = sizeof stats};
+    ebb_status status = m->handle ? ebb_mover_get_stats(m->handle, &stats) : EBB_GONE;
+    if (status != EBB_OK)
+        return fail(m->device, status, "the mover was closed");
+    return PyLong_FromUnsignedLongLong(stats.filled);
+}
+
 /* outlook(vbar): all that a balance between tensors and weights depends on, as bytes, to be compared with
    what it was. One call, because mostly it is the same: in the middle of a model, where nothing else of this
    is in the processor's caches, each of these questions by itself takes as long as a layer does. */
@@ -337,11 +349,17 @@ static PyMethodDef mover_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyGetSetDef mover_getset[] = {
+    {"filled", get_filled, NULL, "bytes that were brought to stay", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyType_Slot mover_slots[] = {
     {Py_tp_doc, (void *)"A copy stream, and a ring of memory for weights on their way."},
     {Py_tp_init, (void *)mover_init},
     {Py_tp_dealloc, (void *)mover_dealloc},
     {Py_tp_methods, mover_methods},
+    {Py_tp_getset, mover_getset},
     {0, NULL},
 };
 

@@ -659,18 +659,43 @@ static PyObject *unit_learn(PyObject *self, PyObject *arguments)
     Py_RETURN_NONE;
 }
 
-/* Bytes that are resident and as they were filled. */
+/* Whether a range is resident, and as it was filled. */
+static bool is_here(const unit *u, uint64_t offset, uint64_t bytes, uint64_t signature)
+{
+    return signature && ebb__vbar_peek(u->vbar->handle, offset, bytes) == signature;
+}
+
+/* Bytes that are. */
 static PyObject *unit_resident(PyObject *self, void *unused)
 {
     (void)unused;
-    unit *u = (unit *)self;
+    const unit *u = (const unit *)self;
     uint64_t sum = 0;
     for (size_t i = 0; u->vbar && i < u->piece_count; i++) {
         const piece *p = &u->pieces[i];
-        if (p->signature && ebb__vbar_peek(u->vbar->handle, p->offset, p->bytes) == p->signature)
+        if (is_here(u, p->offset, p->bytes, p->signature))
             sum += p->bytes;
     }
     return PyLong_FromUnsignedLongLong(sum);
+}
+
+/* Whether all are: mostly the runs tell, or the first piece. */
+static PyObject *unit_is_resident(PyObject *self, void *unused)
+{
+    (void)unused;
+    const unit *u = (const unit *)self;
+    if (!u->vbar)
+        Py_RETURN_FALSE;
+    size_t i = 0;
+    while (i < u->run_count &&
+           is_here(u, u->runs[i].offset, u->runs[i].bytes, u->runs[i].signature))
+        i++;
+    if (i == u->run_count)
+        Py_RETURN_TRUE;
+    for (i = 0; i < u->piece_count; i++)
+        if (!is_here(u, u->pieces[i].offset, u->pieces[i].bytes, u->pieces[i].signature))
+            Py_RETURN_FALSE;
+    Py_RETURN_TRUE;
 }
 
 static PyMethodDef unit_methods[] = {
@@ -693,6 +718,7 @@ static PyMethodDef unit_methods[] = {
 
 static PyGetSetDef unit_getset[] = {
     {"resident", unit_resident, NULL, "bytes that are resident, and filled", NULL},
+    {"is_resident", unit_is_resident, NULL, "all of them are", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

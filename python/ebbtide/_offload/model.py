@@ -64,7 +64,8 @@ class Model:
         self.weights = Weights(self.mover, index, pinned)
         self.share = Share(prefetch or PREFETCH)
         self.timing = Timing(self.mover, self.station.link)
-        self.timed = prefetch is None  # so that the ring is as large as it has to be
+        self.adapts = prefetch is None  # the ring is as large as it has to be
+        self.timed = False  # for that, passes are measured
         self._tracking = True
         self.learning = not order
         self.unclean = False  # something has changed: plan again
@@ -207,6 +208,8 @@ class Model:
         self.share.largest = max((u.bytes for u in self.units if not u.span), default=0)
         self.share.forget_needs()
         self.timing.forget()
+        # Where layers are many and small the host has no time for a smaller ring.
+        self.timed = self.adapts and not any(u.small for u in self.units)
         self.share.given_up = 0
         self.share.small = weights.small_bytes()
         self.balance()
@@ -233,10 +236,12 @@ class Model:
         """Whether units of many small layers, if there are any, are to stay as a whole."""
         return self.share.likely >= self.enough[self.runs_stay]
 
-    def balance(self) -> None:
-        """How much of the GPU is for weights that stay, as far as is known by now."""
-        if self.vbar is not None:
-            self.share.balance(self.station, self.vbar, self.learning)
+    def balance(self) -> bool:
+        """How much of the GPU is for weights that stay, as far as is known by now: whether that is
+        something new."""
+        if self.vbar is None:
+            return False
+        return self.share.balance(self.station, self.vbar, self.learning)
 
     # ---- a pass ----------------------------------------------------------------------------------
 
@@ -245,8 +250,7 @@ class Model:
         with self.lock:
             calls = self.running.begin()
             try:
-                models = list(self.station.models)
-                if calls > 1 or any(m.running.depth for m in models if m is not self):
+                if calls > 1 or self.station.runs_another(self):
                     self.station.crowd()
                 if calls > 1:
                     return
@@ -297,9 +301,8 @@ class Model:
         self._see_settled()
 
     def _see_timing(self) -> None:
-        """How large a ring the last passes took. Where layers are many and small the host has no
-        time for a smaller one."""
-        if not self.timed or self.station.crowded or any(u.small for u in self.units):
+        """How large a ring the last passes took."""
+        if not self.timed or self.station.crowded:
             self.timing.forget()
             return
         need = self.timing.look(self.station.ring, self.share.whole(), self.share.most())
@@ -311,7 +314,7 @@ class Model:
     def _see_settled(self) -> None:
         """If nothing has changed, then what did not find a place of its own will not find one now,
         and to try costs time. But others may have left the GPU."""
-        now = (self.share.room, self.mover.stats()["filled"])
+        now = (self.share.room, self.mover.filled)
         self.passes = self.passes + 1 if now == self.before else 0
         self.before = now
         settled = self.passes % TRIES != 0
@@ -327,7 +330,7 @@ class Model:
         if self._busy():
             return
         self.timing.end()
-        self.balance()
+        new = self.balance()
         if self.called and not self.shown:
             self._see_gives()
         changed = self.tracking and self.sequence.end()
@@ -350,19 +353,18 @@ class Model:
             self.unclean = True
         elif not self.slow:
             self.tracking = False
-        if self.slow:
-            self._make_room()
+        if self.slow and (new or self.passes % TRIES == 0):
+            self._make_room(often=new)
             self.prefetch()
 
-    def _make_room(self) -> None:
+    def _make_room(self, often: bool) -> None:
         """What PyTorch keeps and does not use may be more than the pass needed: for the ring, or
-        for a unit more that stays."""
+        for a unit more that stays. `often`: after every pass, or else after so many."""
         asking, short = self.station.asking, self.share.short(self.station.ring)
-        if short:
-            _attach.make_room(self.index, short, often=True, asking=asking)
-            return
-        asking.met()
-        _attach.make_room(self.index, self.share.largest, often=True)
+        if not short:
+            asking.met()
+        size, by = (short, asking) if short else (self.share.largest, None)
+        _attach.make_room(self.index, size, often, by, times=1 if often else TRIES)
 
     def _busy(self) -> bool:
         return any(u.depth or u.bare for u in self.units)
@@ -451,7 +453,8 @@ class Model:
             if not unit.span:
                 self.sequence.enter(unit)
             if not fast:
-                self.tracking = True
+                if not self._tracking:
+                    self.tracking = True
                 self.slow += 1
                 self.slow_entries += 1
                 if not ready:
@@ -532,7 +535,7 @@ class Model:
             if load is not None:
                 if load.whole or unit.depth:
                     continue
-            elif unit.depth or unit.resident == unit.bytes:
+            elif unit.depth or unit.is_resident:
                 continue
             if not fetch(unit):
                 return
@@ -553,8 +556,7 @@ class Model:
             self._leave(run)
 
     def _leave(self, unit: Unit) -> None:
-        bare = self.local.__dict__.get("bare")
-        if bare and unit in bare:
+        if unit.bare and unit in (bare := self.local.__dict__.get("bare", ())):
             with self.lock:
                 bare.remove(unit)
                 unit.bare -= 1

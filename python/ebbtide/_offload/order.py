@@ -86,7 +86,7 @@ class Sequence_(Generic[U]):
 
     def end(self) -> bool:
         """A pass is over: whether it was another one than before."""
-        changed = bool(self.now) and not _same(self.now, self.known)
+        changed = bool(self.now) and self.now != self.known
         if changed:
             self.known = self.now
             self._ahead = {}
@@ -102,7 +102,3 @@ class Sequence_(Generic[U]):
             turned = self.known[self.at + 1 :] + self.known[: self.at + 1]
             found = self._ahead[self.at] = tuple({id(unit): unit for unit in turned}.values())
         return found
-
-
-def _same(one: list[U], other: list[U]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

@@ -116,12 +116,12 @@ class Share:
         """PyTorch had to do without: whoever tries again gets all there is."""
         self.cautious = PEAKS
 
-    def balance(self, station: Station, vbar: VBAR, learning: bool) -> None:
+    def balance(self, station: Station, vbar: VBAR, learning: bool) -> bool:
         """How much of the GPU is for weights that stay: what PyTorch's tensors, which come first,
         have left of it lately. A weight in use cannot give way to them, so it must not be in their
-        place."""
+        place. False: all is as it was."""
         if self._knows(station, vbar, learning):
-            return
+            return False
         most, stats = station.device._most, vbar.stats()
         size, given_up = stats["bytes"], stats["evictions_for_tensors"]
         slack = min(SLACK, max(size // 64, 2 * GRAIN))  # that would be a lot of a small model
@@ -159,6 +159,7 @@ class Share:
             vbar.watermark_limit = room
         if room > stats["watermark"]:
             vbar.watermark = room
+        return True
 
     def _knows(self, station: Station, vbar: VBAR, learning: bool) -> bool:
         """Whether all has been as it is now so often that what was before is forgotten."""

@@ -57,6 +57,12 @@ class Station:
         with contextlib.suppress(AttributeError, _core.Error):
             self.mover.set_ring(0)
 
+    def runs_another(self, model: Model) -> bool:
+        """Whether a pass of another model is under way."""
+        if len(self.models) < 2:
+            return False
+        return any(other.running.depth for other in list(self.models) if other is not model)
+
     def crowd(self) -> None:
         """Of several passes under way at once each has a unit in the ring."""
         self.crowded = True

@@ -115,8 +115,11 @@ class Timing:
 
     def forget(self) -> None:
         """What is being measured."""
+        self.on = False
         uses, sent, last = self._uses, self._sent, self._last
-        self._uses, self._sent, self._last, self.on = [], [], 0, False
+        if not (uses or sent or last):
+            return
+        self._uses, self._sent, self._last = [], [], 0
         for use in uses:
             for mark in (use.waited, use.arrived, use.left):
                 self._mover.unmark(mark)
