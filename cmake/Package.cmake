@@ -10,11 +10,12 @@ endif()
 
 if(EBB_PYTHON)
     find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
-    add_library(_core MODULE python/ebbtide/_core.c python/ebbtide/_core_ahead.c python/ebbtide/_core_attach.c
-                python/ebbtide/_core_device.c
+    add_library(_core MODULE python/ebbtide/_core.c python/ebbtide/_core_ahead.c
+                python/ebbtide/_core_attach.c python/ebbtide/_core_device.c
                 python/ebbtide/_core_gate.c python/ebbtide/_core_load.c python/ebbtide/_core_mover.c
-                python/ebbtide/_core_pass.c python/ebbtide/_core_places.c python/ebbtide/_core_spots.c
-                python/ebbtide/_core_unit.c
+                python/ebbtide/_core_pass.c python/ebbtide/_core_places.c
+                python/ebbtide/_core_spots.c python/ebbtide/_core_unit.c
+                python/ebbtide/_core_unit_pins.c python/ebbtide/_core_unit_places.c
                 python/ebbtide/_core_vbar.c python/ebbtide/_core_weight.c)
     target_compile_definitions(_core PRIVATE Py_LIMITED_API=0x030A0000)
     # System headers: Python's own do not pass our warnings.

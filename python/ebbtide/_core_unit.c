@@ -12,52 +12,11 @@
  *           are Places, which look that up. In others, and in lists, tensors are exchanged; and
  *           everywhere for torch.compile(), which reads dicts behind their backs.
  */
-#include "_core.h"
+#include "_core_unit.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-#include "fast.h"
-
-typedef struct run {
-    uint64_t offset, bytes, signature; /* signature 0: not known to be filled */
-} run;
-
-typedef struct swap {
-    PyObject *place, *key, *parked, *real;
-    PyObject *installed; /* while it is exchanged */
-    Py_ssize_t index;    /* of a list; -1: a dict */
-    uint32_t piece;
-    bool looked_up; /* in Places */
-} swap;
 
 enum { ALIGNMENT = 512 };
-
-struct unit {
-    PyObject_HEAD vbar *vbar;
-    piece *pieces;
-    run *runs;
-    swap *swaps;
-    size_t piece_count, run_count, swap_count;
-    size_t exchanged; /* of the swaps, those that are not in Places */
-    bool exchanges;   /* entered with all of them exchanged */
-    bool open;        /* real tensors are to be found */
-    PyObject *reals;  /* what is found while it is entered, None for its own; NULL: its own, all */
-    PyObject *compile_by; /* PyTorch's function: who compiles from now on, and did before */
-    unsigned depth;       /* times entered and not left */
-    bool whole;           /* entered with all of it resident: its runs are pinned */
-    int stale; /* its places or weights are not what they were: it is not entered any more */
-    /* The tensor that the VBAR's own are views of, or NULL: its version tells who writes. */
-    PyObject *base;
-    long version;
-    PyObject *name;     /* "_version" */
-    PyObject *compiler; /* the module without which nobody compiles */
-    PyObject *ahead;    /* what will be needed, by swap */
-    PyObject *now;      /* the same, of what is found while it is entered; or NULL */
-    char settled;       /* what of it is not resident will not be, as far as is known */
-    spots spots;        /* in the ring, where it was */
-    uint64_t size;      /* of all pieces */
-};
 
 /* ---- life --------------------------------------------------------------------------------------- */
 
@@ -228,220 +187,6 @@ static void unit_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* ---- places ------------------------------------------------------------------------------------- */
-
-static PyObject *there(const swap *s) /* borrowed */
-{
-    if (s->index < 0)
-        return PyDict_GetItemWithError(s->place, s->key);
-    return s->index < PyList_Size(s->place) ? PyList_GetItem(s->place, s->index) : NULL;
-}
-
-static int put(const swap *s, PyObject *what)
-{
-    if (s->index < 0)
-        return PyDict_SetItem(s->place, s->key, what);
-    Py_INCREF(what);
-    return PyList_SetItem(s->place, s->index, what);
-}
-
-shown unit_shows(const unit *u)
-{
-    return !u->open ? PARKED : u->stale ? UNKNOWN : u->reals ? OTHERS : OWN;
-}
-
-PyObject *unit_other(const unit *u, size_t which)
-{
-    PyObject *other = PyList_GetItem(u->reals, (Py_ssize_t)which); /* as many as there are swaps */
-    return other == Py_None ? NULL : other;
-}
-
-PyObject *unit_real(const unit *u, size_t first, size_t count, PyObject *parked)
-{
-    size_t end = first + count;
-    if (u->stale) {
-        first = 0; /* it may have been put into another dict since */
-        end = u->swap_count;
-    }
-    for (size_t i = first; i < end && i < u->swap_count; i++) {
-        const swap *s = &u->swaps[i];
-        if (s->parked != parked)
-            continue;
-        PyObject *real = u->reals ? PyList_GetItem(u->reals, (Py_ssize_t)i) : Py_None;
-        return real == Py_None ? s->real : real;
-    }
-    return parked;
-}
-
-void unit_look_ahead(const unit *u, size_t next)
-{
-    if (u->now)
-        ahead_fetch((const ahead *)u->now, next);
-}
-
-void unit_stale(unit *u)
-{
-    u->stale = 1;
-}
-
-/* Take out what was put in, where it is still there. */
-static void park(unit *u)
-{
-    u->open = false;
-    Py_CLEAR(u->reals);
-    Py_CLEAR(u->now);
-    if (!u->exchanged && !u->exchanges)
-        return;
-    u->exchanges = false;
-    for (size_t i = 0; i < u->swap_count; i++) {
-        swap *s = &u->swaps[i];
-        if (!s->installed)
-            continue;
-        if (there(s) == s->installed)
-            put(s, s->parked);
-        else
-            u->stale = 1; /* somebody has put something else there, and means it */
-        Py_CLEAR(s->installed);
-    }
-    PyErr_Clear();
-}
-
-/* Whether somebody compiles: torch.compile() looks into dicts by itself. PyTorch is told that nobody
-   does, says who did, and is told so again: the function that only asks loses count of references in
-   some versions (2.6). */
-static bool compiles(const unit *u)
-{
-    if (!PyDict_GetItemWithError(PyImport_GetModuleDict(), u->compiler)) {
-        PyErr_Clear();
-        return false;
-    }
-    PyObject *who = PyObject_CallFunctionObjArgs(u->compile_by, Py_None, NULL);
-    bool yes = who && who != Py_None;
-    if (yes)
-        Py_XDECREF(PyObject_CallFunctionObjArgs(u->compile_by, who, NULL));
-    Py_XDECREF(who);
-    PyErr_Clear();
-    return yes;
-}
-
-/* `reals`: what goes where, None for the VBAR's own; or NULL. `its`: what of it will be needed. false: a
-   place is not as it was. */
-static bool install(unit *u, PyObject *reals, PyObject *its)
-{
-    Py_XINCREF(reals);
-    u->reals = reals; /* there were none: nobody was in */
-    Py_INCREF(its);
-    u->now = its;
-    unit_look_ahead(u, 0);
-    u->exchanges = compiles(u);
-    for (size_t i = 0; (u->exchanged || u->exchanges) && i < u->swap_count; i++) {
-        swap *s = &u->swaps[i];
-        if (s->looked_up && !u->exchanges)
-            continue;
-        PyObject *real = reals ? PyList_GetItem(reals, (Py_ssize_t)i) : Py_None;
-        real = real == Py_None ? s->real : real;
-        if (!real || there(s) != s->parked || put(s, real) < 0) {
-            park(u);
-            u->stale = 1;
-            PyErr_Clear();
-            return false;
-        }
-        Py_INCREF(real);
-        s->installed = real;
-    }
-    u->open = true;
-    return true;
-}
-
-/* ---- pins ---------------------------------------------------------------------------------------- */
-
-static void unpin_range(unit *u, uint64_t offset, uint64_t bytes, ebb_stream stream)
-{
-    ebb_vbar handle = u->vbar->handle;
-    if (ebb__vbar_part(handle, offset, bytes, stream))
-        return;
-    Py_BEGIN_ALLOW_THREADS
-    ebb_vbar_unpin(handle, offset, bytes, stream);
-    Py_END_ALLOW_THREADS
-}
-
-/* Pin a range that was filled under a signature, and is as it was. */
-static bool pin_range(unit *u, uint64_t offset, uint64_t bytes, uint64_t signature,
-                      ebb_stream stream, bool slowly)
-{
-    ebb_vbar handle = u->vbar->handle;
-    if (!signature)
-        return false;
-    uint64_t found = ebb__vbar_hit(handle, offset, bytes, stream);
-    if (!found && slowly && ebb__vbar_peek(handle, offset, bytes) == signature) {
-        ebb_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = ebb_vbar_fault(handle, offset, bytes, stream, &found);
-        Py_END_ALLOW_THREADS
-        found = status == EBB_OK ? found : 0;
-    }
-    if (found && found != signature)
-        unpin_range(u, offset, bytes, stream);
-    return found == signature;
-}
-
-/* Everything resident, and as it was filled: pin it all. */
-static bool pin_runs(unit *u, ebb_stream stream, bool slowly)
-{
-    for (size_t i = 0; i < u->run_count; i++) {
-        run *r = &u->runs[i];
-        if (pin_range(u, r->offset, r->bytes, r->signature, stream, slowly))
-            continue;
-        while (i--)
-            unpin_range(u, u->runs[i].offset, u->runs[i].bytes, stream);
-        return false;
-    }
-    return true;
-}
-
-static void unpin_pieces(unit *u, ebb_stream stream)
-{
-    for (size_t i = 0; i < u->piece_count; i++) {
-        piece *p = &u->pieces[i];
-        if (!p->pinned)
-            continue;
-        p->pinned = false;
-        unpin_range(u, p->offset, p->bytes, stream);
-    }
-}
-
-/* Those pieces that are not staged. */
-static bool pin_pieces(unit *u, const uint64_t *staged, ebb_stream stream)
-{
-    for (size_t i = 0; i < u->piece_count; i++) {
-        piece *p = &u->pieces[i];
-        p->staged = staged[i];
-        if (p->staged)
-            continue;
-        if (!pin_range(u, p->offset, p->bytes, p->signature, stream, true)) {
-            unpin_pieces(u, stream);
-            return false;
-        }
-        p->pinned = true;
-    }
-    return true;
-}
-
-/* All pieces have been seen to be filled: from now on their runs tell by themselves. */
-static void sign_runs(unit *u)
-{
-    size_t at = 0;
-    for (size_t i = 0; i < u->run_count; i++) {
-        run *r = &u->runs[i];
-        uint64_t most = 0;
-        for (; at < u->piece_count && u->pieces[at].offset < r->offset + r->bytes &&
-               u->pieces[at].offset >= r->offset;
-             at++)
-            most = u->pieces[at].signature > most ? u->pieces[at].signature : most;
-        r->signature = most;
-    }
-}
-
 /* ---- methods ------------------------------------------------------------------------------------- */
 
 static int own_stream(unit *u, ebb_stream *stream)
@@ -458,11 +203,10 @@ int unit_go_in(unit *u)
     ebb_stream stream;
     if (own_stream(u, &stream) < 0)
         return -1;
-    if (u->depth || u->stale || !pin_runs(u, stream, false))
+    if (u->depth || u->stale || !unit_pin_runs(u, stream, false))
         return 0;
-    if (!install(u, NULL, u->ahead)) {
-        for (size_t i = 0; i < u->run_count; i++)
-            unpin_range(u, u->runs[i].offset, u->runs[i].bytes, stream);
+    if (!unit_install(u, NULL, u->ahead)) {
+        unit_unpin_runs(u, stream);
         return 0;
     }
     u->depth = 1;
@@ -500,9 +244,9 @@ static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
     if (u->depth || u->stale)
         Py_RETURN_FALSE;
     u->depth = 1; /* Python's lock may be dropped: nobody else comes in */
-    bool pinned = pin_pieces(u, staged, stream);
-    if (!pinned || !install(u, reals, its)) {
-        unpin_pieces(u, stream);
+    bool pinned = unit_pin_pieces(u, staged, stream);
+    if (!pinned || !unit_install(u, reals, its)) {
+        unit_unpin_pieces(u, stream);
         u->depth = 0;
         Py_RETURN_FALSE;
     }
@@ -511,39 +255,14 @@ static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
     for (size_t i = 0; i < u->piece_count; i++)
         all = all && u->pieces[i].pinned;
     if (all)
-        sign_runs(u);
+        unit_sign_runs(u);
     Py_RETURN_TRUE;
-}
-
-bool unit_covers(const unit *u, uint64_t at)
-{
-    if (!u->depth || !u->vbar)
-        return false;
-    for (size_t i = 0; u->whole && i < u->run_count; i++)
-        if (at - u->vbar->address - u->runs[i].offset < u->runs[i].bytes)
-            return true;
-    for (size_t i = 0; !u->whole && i < u->piece_count; i++) {
-        const piece *p = &u->pieces[i];
-        if (at - (p->pinned ? u->vbar->address + p->offset : p->staged) < p->bytes)
-            return true;
-    }
-    return false;
 }
 
 static PyObject *unit_covers_(PyObject *self, PyObject *address)
 {
     uint64_t at = PyLong_AsUnsignedLongLong(address);
     return PyErr_Occurred() ? NULL : PyBool_FromLong(unit_covers((unit *)self, at));
-}
-
-/* Take back what one enter() pinned, on the stream that used it. */
-static void unpin_all(unit *u, ebb_stream stream)
-{
-    for (size_t i = 0; u->whole && i < u->run_count; i++)
-        unpin_range(u, u->runs[i].offset, u->runs[i].bytes, stream);
-    for (size_t i = 0; !u->whole && i < u->piece_count; i++)
-        if (u->pieces[i].pinned)
-            unpin_range(u, u->pieces[i].offset, u->pieces[i].bytes, stream);
 }
 
 /* enter_again(): one more, where somebody is in, for the current stream. False: nobody is. */
@@ -556,20 +275,10 @@ static PyObject *unit_enter_again(PyObject *self, PyObject *unused)
         return NULL;
     if (!u->depth)
         Py_RETURN_FALSE;
-    /* Pinned already, so each of these is a hit, and puts this stream behind the others' fills. */
-    u->depth++;
-    bool pinned = !u->whole || pin_runs(u, stream, true);
-    size_t i = 0;
-    for (; pinned && !u->whole && i < u->piece_count; i++) {
-        const piece *p = &u->pieces[i];
-        pinned = !p->pinned || pin_range(u, p->offset, p->bytes, p->signature, stream, true);
-    }
-    if (pinned)
+    u->depth++; /* Python's lock may be dropped: it stays entered */
+    if (unit_pin_again(u, stream))
         Py_RETURN_TRUE;
     u->depth--;
-    for (i = i ? i - 1 : 0; i--;)
-        if (u->pieces[i].pinned)
-            unpin_range(u, u->pieces[i].offset, u->pieces[i].bytes, stream);
     return fail(u->vbar->device, EBB_DRIVER_FAILED, "one stream could not be put after another");
 }
 
@@ -602,9 +311,9 @@ int unit_go_out(unit *u)
     if (u->depth == 1) {
         if (look_for_writes(u) < 0)
             PyErr_Fetch(&type, &value, &trace);
-        park(u);
+        unit_park(u);
     }
-    unpin_all(u, stream);
+    unit_unpin_once(u, stream);
     if (--u->depth == 0)
         for (size_t i = 0; !u->whole && i < u->piece_count; i++)
             u->pieces[i].pinned = false;
@@ -659,43 +368,16 @@ static PyObject *unit_learn(PyObject *self, PyObject *arguments)
     Py_RETURN_NONE;
 }
 
-/* Whether a range is resident, and as it was filled. */
-static bool is_here(const unit *u, uint64_t offset, uint64_t bytes, uint64_t signature)
-{
-    return signature && ebb__vbar_peek(u->vbar->handle, offset, bytes) == signature;
-}
-
-/* Bytes that are. */
 static PyObject *unit_resident(PyObject *self, void *unused)
 {
     (void)unused;
-    const unit *u = (const unit *)self;
-    uint64_t sum = 0;
-    for (size_t i = 0; u->vbar && i < u->piece_count; i++) {
-        const piece *p = &u->pieces[i];
-        if (is_here(u, p->offset, p->bytes, p->signature))
-            sum += p->bytes;
-    }
-    return PyLong_FromUnsignedLongLong(sum);
+    return PyLong_FromUnsignedLongLong(unit_bytes_here((const unit *)self));
 }
 
-/* Whether all are: mostly the runs tell, or the first piece. */
 static PyObject *unit_is_resident(PyObject *self, void *unused)
 {
     (void)unused;
-    const unit *u = (const unit *)self;
-    if (!u->vbar)
-        Py_RETURN_FALSE;
-    size_t i = 0;
-    while (i < u->run_count &&
-           is_here(u, u->runs[i].offset, u->runs[i].bytes, u->runs[i].signature))
-        i++;
-    if (i == u->run_count)
-        Py_RETURN_TRUE;
-    for (i = 0; i < u->piece_count; i++)
-        if (!is_here(u, u->pieces[i].offset, u->pieces[i].bytes, u->pieces[i].signature))
-            Py_RETURN_FALSE;
-    Py_RETURN_TRUE;
+    return PyBool_FromLong(unit_is_here((const unit *)self));
 }
 
 static PyMethodDef unit_methods[] = {
