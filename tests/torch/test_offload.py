@@ -7,16 +7,11 @@ import os
 
 import pytest
 import torch
+from offloaded import MIB, WIDTH, layers
 from torch import nn
 from torch.nn import functional as F
 
-MIB = 1 << 20
 SIMULATED = not os.environ.get("EBBTIDE_TEST_GPU")
-WIDTH = 512  # a square of it is 1 MiB
-
-
-def layers(count=8, width=WIDTH):
-    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(count)))
 
 
 def x(width=WIDTH):

@@ -10,28 +10,18 @@ import pickle
 
 import pytest
 import torch
+from offloaded import MIB, WIDTH, layers, x
 from torch import nn
 from torch.nn import functional as F
 
 import ebbtide
-
-MIB = 1 << 20
-WIDTH = 512  # a square of it is 1 MiB
-
-
-def layers(count=6, width=WIDTH):
-    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(count)))
-
-
-def x(width=WIDTH):
-    return torch.randn(1, width, device="cuda")
 
 
 class Pair:
     """An offloaded model, and the same one as a plain model on the GPU."""
 
     def __init__(self, room, model=None, passes=2, more=4 * MIB):
-        self.model = layers() if model is None else model
+        self.model = layers(6) if model is None else model
         self.plain = copy.deepcopy(self.model).cuda()
         self.inputs = x()
         self.handle = room.offload(self.model, more)
@@ -96,7 +86,7 @@ def test_what_a_weight_has_not_raises(free_room):
 
 
 def test_weights_that_are_tied_are_known_by_their_addresses(free_room):
-    model = layers()
+    model = layers(6)
     model[4][0].weight = model[1][0].weight
     pair = Pair(free_room, model)
     for each in pair.both():
@@ -214,7 +204,7 @@ def test_a_state_dict_has_plain_tensors(room):
     file.seek(0)
     again = torch.load(file, weights_only=True)
     assert all(torch.equal(again[name].cpu(), plain[name].cpu()) for name in plain)
-    other = layers()
+    other = layers(6)
     other.load_state_dict(state)
     assert pair.same()
     part = pair.model[2].state_dict(prefix="part.")
@@ -392,7 +382,7 @@ def adapt(model, device):
 
 @pytest.mark.parametrize("when", ["before", "after", "after, on the host"])
 def test_lora_added_and_merged(room, when):
-    model = layers()
+    model = layers(6)
     if when == "before":
         adapt(model, "cpu")
     pair = Pair(room, model, passes=3, more=8 * MIB)
@@ -444,7 +434,7 @@ def test_a_parametrization_that_is_added_afterwards(room):
 
 
 def test_weights_that_are_pinned_already_are_not_copied(room):
-    model = layers()
+    model = layers(6)
     for p in model.parameters():
         p.data = p.data.pin_memory()
     where = model[3][0].weight.data_ptr()
@@ -455,7 +445,7 @@ def test_weights_that_are_pinned_already_are_not_copied(room):
 @pytest.mark.parametrize("pinned", [False, True])
 def test_weights_that_lie_in_one_storage_come_one_by_one(room, pinned):
     """Slices of one large tensor; two that overlap are one weight."""
-    model = layers()
+    model = layers(6)
     flat = torch.empty(len(model) * (MIB // 4 + WIDTH), pin_memory=pinned)
     at = 0
     for p in model.parameters():
@@ -481,7 +471,7 @@ def test_weights_that_lie_in_one_storage_come_one_by_one(room, pinned):
 
 @pytest.mark.parametrize("how", ["torch", "safetensors"])
 def test_weights_mapped_from_a_file_are_not_copied(room, how, tmp_path):
-    values = layers().state_dict()
+    values = layers(6).state_dict()
     if how == "torch":
         torch.save(values, tmp_path / "weights.pt")
         mapped = torch.load(tmp_path / "weights.pt", mmap=True)
@@ -490,7 +480,7 @@ def test_weights_mapped_from_a_file_are_not_copied(room, how, tmp_path):
         safetensors.save_file(values, tmp_path / "weights.safetensors")
         mapped = safetensors.load_file(tmp_path / "weights.safetensors")
     with torch.device("meta"):
-        model = layers()
+        model = layers(6)
     model.load_state_dict(mapped, assign=True)
     where = model[3][0].weight.data_ptr()
     pair = Pair(room, model, passes=3)

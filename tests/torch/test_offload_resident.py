@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from test_offload_running import MIB, WIDTH, Boom, at_rest, inside, layers, x
+from offloaded import MIB, WIDTH, Boom, at_rest, inside, layers, x
 from torch import nn
 
 from ebbtide import _core

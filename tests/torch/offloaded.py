@@ -1,0 +1,114 @@
+"""What tests of offload() have in common: models of small squares, and a pair to compare."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+import ebbtide
+
+MIB = 1 << 20
+WIDTH = 512  # a square of it is 1 MiB
+
+
+def layers(count=8, width=WIDTH):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(count)))
+
+
+def x(width=WIDTH):
+    return torch.randn(1, width, device="cuda")
+
+
+def paged(model):
+    """Bytes of the weights that come and go: biases stay on the GPU."""
+    return sum(p.nbytes for p in model.parameters() if p.nbytes > 64 << 10)
+
+
+def inside(model):
+    return model.forward.model
+
+
+def at_rest(model):
+    """Nothing of it is in use."""
+    ours = inside(model)
+    assert all(u.depth == 0 and u.bare == 0 for u in ours.units)
+    assert ours.running.depth == 0 and ours.running.run is None
+    with ebbtide.Device(0) as device:
+        pinned = device.stats()["pinned"]
+    assert pinned <= -(-ours.station.ring // (2 * MIB)) * 2 * MIB
+    return True
+
+
+def square():
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def around(part, count=2):
+    """A part of a model, with layers before and behind it."""
+    before = (nn.Sequential(square(), nn.ReLU()) for _ in range(count))
+    behind = (nn.Sequential(square(), nn.ReLU()) for _ in range(count))
+    return nn.Sequential(*before, part, *behind)
+
+
+class Boom(nn.Module):
+    """Fails when told to."""
+
+    armed = False
+
+    def __init__(self, part=None):
+        super().__init__()
+        self.part = part
+        self.weight = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, h):
+        if self.part is not None:
+            h = self.part(h)
+        if self.armed:
+            raise KeyError("boom")
+        return h * self.weight
+
+
+class Pair:
+    """An offloaded model, and the same one as a plain model on the GPU."""
+
+    def __init__(self, room, model, inputs=None, more=30 * MIB):
+        self.model = model
+        self.plain = copy.deepcopy(model).cuda()
+        self.inputs = x() if inputs is None else inputs
+        self.handle = room.offload(model, more)
+        self.same()
+
+    def both(self):
+        return self.model, self.plain
+
+    @torch.no_grad()
+    def each(self, change):
+        for model in self.both():
+            change(model)
+        return self.same()
+
+    @torch.no_grad()
+    def same(self):
+        inputs = self.inputs.to(next(self.plain.parameters()).dtype)
+        expected = self.plain(inputs)
+        for _ in range(3):
+            assert torch.equal(self.model(inputs), expected)
+        ours, plain = self.model.state_dict(), self.plain.state_dict()
+        assert list(ours) == list(plain)
+        assert [n for n in ours if not torch.equal(ours[n].cpu(), plain[n].cpu())] == []
+        return True
+
+    def back(self):
+        """It is a plain model again."""
+        self.handle.restore()
+        self.plain.cpu()
+        self.inputs = self.inputs.cpu()
+        assert self.same() and is_plain(self.model)
+
+
+def is_plain(model):
+    assert all(type(p) is nn.Parameter for p in model.parameters())
+    assert all("forward" not in m.__dict__ for m in model.modules())
+    return all(type(m._parameters) is type(m._buffers) is dict for m in model.modules())

@@ -1,0 +1,258 @@
+"""offload(): its arguments, and the handle."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import warnings
+
+import pytest
+import torch
+from offloaded import MIB, WIDTH, layers, paged, x
+from torch import nn
+
+import ebbtide
+
+SIMULATED = not os.environ.get("EBBTIDE_TEST_GPU")
+
+
+def test_what_the_handle_says(room):
+    model = layers()
+    size = paged(model)
+    handle = room.offload(model)
+    with torch.no_grad():
+        for _ in range(4):
+            model(x())
+    stats, residency = handle.stats(), handle.residency()
+    assert stats["bytes"] == size and stats["units"] == len(residency) == 8
+    assert list(residency) == [f"{i}" for i in range(8)]
+    assert all(0 <= part <= 1 for part in residency.values())
+    if room.how == "all":
+        assert set(residency.values()) == {1.0}
+        assert stats["resident"] >= size
+        assert 16 <= stats["slow_entries"] <= (16 if SIMULATED else 32)
+    elif room.how == "little":
+        assert sum(residency.values()) < 5
+        assert stats["streamed"] > 0
+    assert f"of {size >> 20} MiB" in repr(handle)
+
+
+def test_a_pinned_module_is_resident_before_others(free_room):
+    model = layers(16)
+    inputs = x()
+    free_room.of = lambda model: 18 * MIB
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        handle = free_room.offload(model)
+        for part in (model[6], model[13]):
+            handle.pin(part)
+            for _ in range(4):
+                assert torch.equal(model(inputs), expected)
+    residency = handle.residency()
+    assert residency["6"] == 1 and residency["13"] == 1
+    assert min(residency.values()) == 0
+    with pytest.raises(ValueError, match="no part"):
+        handle.pin(nn.Linear(1, 1))
+
+
+def test_an_excluded_module_is_left_alone(room):
+    model = layers()
+    inputs = x()
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        handle = room.offload(model, 24 * MIB)
+        model(inputs)
+        weight = model[2][0].weight
+        handle.exclude(model[2])
+        for _ in range(4):
+            assert torch.equal(model(inputs), expected)
+    assert model[2][0].weight is weight and weight.data_ptr()
+    assert type(weight) is nn.Parameter
+    assert handle.stats()["bytes"] == paged(model) - MIB
+    with pytest.raises(ValueError, match="no part"):
+        handle.exclude(nn.Linear(1, 1))
+
+
+def test_what_was_kept_on_the_gpu_is_restored_too(free_room):
+    model = nn.Sequential(layers(2), nn.BatchNorm1d(WIDTH)).eval()
+    model.register_parameter("scale", nn.Parameter(torch.ones(3)))
+    handle = free_room.offload(model)
+    with torch.no_grad():
+        model(x())
+        assert handle.restore() is model
+        assert {t.device.type for t in model.state_dict().values()} == {"cpu"}
+        model(x().cpu())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_restored_model_is_a_plain_one(room, device):
+    model = layers()
+    model.register_buffer("table", torch.randn(WIDTH, WIDTH))
+    inputs = x()
+    before = list(model.parameters())
+    values = {name: t.clone() for name, t in model.state_dict().items()}
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        handle = room.offload(model)
+        for _ in range(3):
+            model(inputs)
+        with room.device() as card:
+            card.limit = "1GiB"
+    assert handle.restore(device) is model
+    assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
+    assert all(type(p) is nn.Parameter and p.device.type == device for p in before)
+    assert all(torch.equal(model.state_dict()[name].cpu(), t) for name, t in values.items())
+    model.cuda()
+    assert torch.equal(model(inputs).detach(), expected)
+    model(inputs).sum().backward()
+    assert all(p.grad is not None for p in before)
+    assert "forward" not in model.__dict__ and not model[0]._state_dict_hooks
+    with pytest.raises(ebbtide.Gone, match="restored"):
+        handle.stats()
+    pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        room.offload(model, 24 * MIB)
+        assert torch.equal(model(inputs), expected)
+
+
+def test_what_offload_refuses(free_room):
+    model = nn.Sequential(layers(2), layers(2))
+    handle = free_room.offload(model)
+    with pytest.raises(ValueError, match="already"):
+        ebbtide.offload(model)
+    with pytest.raises(ValueError, match="already"):
+        ebbtide.offload(model[0])
+    with pytest.raises(ValueError, match="already"):
+        ebbtide.offload(model[0][1][0])
+    with pytest.raises(ValueError, match="already"):
+        ebbtide.offload(nn.Sequential(model, nn.Linear(2, 2)))
+    with pytest.raises(TypeError, match="handle"):
+        ebbtide.offload(handle)
+    for odd in (torch.zeros(2), lambda: 0, nn.Linear):
+        with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+            ebbtide.offload(odd)
+    for prefetch in (0, -1):
+        with pytest.raises(ValueError, match="prefetch"):
+            ebbtide.offload(layers(1), prefetch=prefetch)
+    for prefetch in ("2", 1.5):
+        with pytest.raises(TypeError, match="prefetch"):
+            ebbtide.offload(layers(1), prefetch=prefetch)
+    for device in (7, "cuda:7", -1):
+        with pytest.raises((ValueError, RuntimeError), match=r"GPU|Device"):
+            ebbtide.offload(layers(1), device)
+    with pytest.raises(ValueError, match="cpu"):
+        ebbtide.offload(layers(1), "cpu")
+    with pytest.raises(ValueError, match=r"much"):
+        ebbtide.offload(layers(1), limit="much")
+
+
+def test_weights_without_values_are_refused_and_nothing_is_changed(free_room):
+    with torch.device("meta"):
+        bad = nn.Linear(WIDTH, WIDTH)
+    model = nn.Sequential(layers(2), bad)
+    with pytest.raises(ValueError, match=r"1\.weight.*meta"):
+        free_room.offload(model)
+    assert all("forward" not in m.__dict__ for m in model.modules())
+    assert type(model[0][0][0].weight) is nn.Parameter
+    assert model[0][0][0].weight.device.type == "cpu"
+    model[1] = nn.Linear(WIDTH, WIDTH)
+    free_room.same(model, x())
+
+
+@pytest.mark.parametrize("prefetch", [1, 5])
+def test_less_or_more_may_be_on_its_way_at_once(room, prefetch):
+    room.same(layers(), x(), prefetch=prefetch)
+
+
+def test_an_order_that_is_told(room):
+    model = layers()
+    with pytest.raises(ValueError, match="nowhere"):
+        room.offload(model, order=["0", "nowhere"])
+    handle = room.same(model, x(), order=[f"{i}" for i in range(8)])
+    assert list(handle.residency()) == [f"{i}" for i in range(8)]
+
+
+class Backwards(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = layers()
+
+    def forward(self, x):
+        for part in reversed(self.parts):
+            x = part(x)
+        return x
+
+
+def test_an_order_that_is_told_is_known_before_the_first_pass(free_room):
+    model = Backwards()
+    handle = free_room.offload(model, order=[f"parts.{i}" for i in reversed(range(8))])
+    assert list(handle.residency()) == [f"parts.{i}" for i in reversed(range(8))]
+    free_room.of = lambda model: 64 * MIB
+    other = Backwards()
+    assert next(iter(free_room.offload(other).residency())) == "parts.0"
+    with torch.no_grad():
+        model(x())
+
+
+def test_little_pinned_memory(room):
+    model = layers()
+    room.same(model, x(), host="3MiB")
+
+
+def test_the_handle_and_the_model_are_not_pickled(free_room):
+    model = layers(2)
+    handle = free_room.offload(model)
+    for what in (model, model[0], handle):
+        with pytest.raises(TypeError, match=r"pickle"):
+            pickle.dumps(what)
+
+
+def test_weights_of_a_tensor_subclass_stay_and_there_is_one_warning(free_room):
+    class Strange(torch.Tensor):
+        pass
+
+    model = layers(4)
+    inputs = x()
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        for i in (1, 2):
+            strange = model[i][0].weight.detach().as_subclass(Strange)
+            model[i][0].weight = nn.Parameter(strange, requires_grad=False)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            handle = free_room.offload(model)
+            for _ in range(3):
+                assert torch.equal(model(inputs), expected)
+    assert len([w for w in seen if "Strange" in str(w.message)]) == 1
+    assert handle.stats()["bytes"] < 3 * MIB
+    assert model[1][0].weight.device.type == "cuda"
+
+
+def test_a_model_that_fits_has_few_units_and_more_when_it_does_not(free_room):
+    model, inputs = layers(36), x()
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        free_room.of = lambda model: 128 * MIB
+        handle = free_room.offload(model)
+        for _ in range(4):
+            assert torch.equal(model(inputs), expected)
+        assert handle.stats()["units"] == 8
+        slow = handle.stats()["slow_entries"]
+        assert torch.equal(model(inputs), expected)
+        assert handle.stats()["slow_entries"] == slow
+        # Activations grow in the middle of a pass. The unit in use is in a page of 32 MiB.
+        grown = []
+        with ebbtide.Device(0) as device:
+            device.limit = torch.cuda.memory_reserved() + 70 * MIB
+
+            def grow(module, args):
+                grown.append(torch.empty(36 * MIB, dtype=torch.uint8, device="cuda"))
+
+            hook = model[17].register_forward_pre_hook(grow)
+            assert torch.equal(model(inputs), expected)
+            hook.remove()
+            for _ in range(6):
+                assert torch.equal(model(inputs), expected)
+            assert handle.stats()["units"] == 36
+            assert device.stats()["held"] <= device.limit
