@@ -144,9 +144,12 @@ bool unit_settled(const unit *u);
 int unit_go_in(unit *u);
 int unit_go_out(unit *u);
 
-/* What is to be found in the places of a unit's weights now: parked tensors, the real ones that the unit
-   was made with, other ones for some of them; or one has to look, because its places are not what they
-   were. */
+/* Whose number this thread is the first to have, and the last. */
+uint64_t this_thread(void);
+
+/* What this thread is to find in the places of a unit's weights now: parked tensors, the real ones that the
+   unit was made with, other ones for some of them; or one has to look, because its places are not what they
+   were. Whoever has not entered it finds parked ones: those of another thread may be gone any moment. */
 typedef enum shown { PARKED, OWN, OTHERS, UNKNOWN } shown;
 shown unit_shows(const unit *u);
 

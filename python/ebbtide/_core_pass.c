@@ -54,7 +54,7 @@ static void pass_dealloc(PyObject *self)
 
 /* This thread, and no other one that there ever was: the system gives a thread's number to the next one
    when it is over, which is in no run. */
-static uint64_t this_thread(void)
+uint64_t this_thread(void)
 {
     static uint64_t last; /* under Python's lock */
     static _Thread_local uint64_t number;

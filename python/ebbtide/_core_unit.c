@@ -182,9 +182,39 @@ static void unit_dealloc(PyObject *self)
     free(u->pieces);
     free(u->runs);
     free(u->swaps);
+    free(u->threads);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
+}
+
+/* ---- who is in ----------------------------------------------------------------------------------- */
+
+static bool step_in(unit *u)
+{
+    if (u->depth == u->thread_room) {
+        size_t room = u->thread_room ? 2 * u->thread_room : 2;
+        uint64_t *threads = realloc(u->threads, room * sizeof *threads);
+        if (!threads) {
+            PyErr_NoMemory();
+            return false;
+        }
+        u->threads = threads;
+        u->thread_room = room;
+    }
+    u->threads[u->depth++] = this_thread();
+    return true;
+}
+
+static void step_out(unit *u)
+{
+    uint64_t me = this_thread();
+    unsigned i = --u->depth;
+    for (unsigned k = 0; k < u->depth; k++)
+        if (u->threads[k] == me && u->threads[i] != me) {
+            u->threads[k] = u->threads[i];
+            return;
+        }
 }
 
 /* ---- methods ------------------------------------------------------------------------------------- */
@@ -205,11 +235,12 @@ int unit_go_in(unit *u)
         return -1;
     if (u->depth || u->stale || !unit_pin_runs(u, stream, false))
         return 0;
-    if (!unit_install(u, NULL, u->ahead)) {
+    bool in = step_in(u);
+    if (!in || !unit_install(u, NULL, u->ahead)) {
+        u->depth = 0;
         unit_unpin_runs(u, stream);
-        return 0;
+        return in ? 0 : -1;
     }
-    u->depth = 1;
     u->whole = true;
     return 1;
 }
@@ -243,7 +274,8 @@ static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
     }
     if (u->depth || u->stale)
         Py_RETURN_FALSE;
-    u->depth = 1; /* Python's lock may be dropped: nobody else comes in */
+    if (!step_in(u)) /* Python's lock may be dropped: nobody else comes in */
+        return NULL;
     bool pinned = unit_pin_pieces(u, staged, stream);
     if (!pinned || !unit_install(u, reals, its)) {
         unit_unpin_pieces(u, stream);
@@ -275,10 +307,11 @@ static PyObject *unit_enter_again(PyObject *self, PyObject *unused)
         return NULL;
     if (!u->depth)
         Py_RETURN_FALSE;
-    u->depth++; /* Python's lock may be dropped: it stays entered */
+    if (!step_in(u)) /* Python's lock may be dropped: it stays entered */
+        return NULL;
     if (unit_pin_again(u, stream))
         Py_RETURN_TRUE;
-    u->depth--;
+    step_out(u);
     return fail(u->vbar->device, EBB_DRIVER_FAILED, "one stream could not be put after another");
 }
 
@@ -314,7 +347,8 @@ int unit_go_out(unit *u)
         unit_park(u);
     }
     unit_unpin_once(u, stream);
-    if (--u->depth == 0)
+    step_out(u);
+    if (!u->depth)
         for (size_t i = 0; !u->whole && i < u->piece_count; i++)
             u->pieces[i].pinned = false;
     if (!type)

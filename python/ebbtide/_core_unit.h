@@ -28,8 +28,10 @@ struct unit {
     PyObject *reals;  /* what is found while it is entered, None for its own; NULL: its own, all */
     PyObject *compile_by; /* PyTorch's function: who compiles from now on, and did before */
     unsigned depth;       /* times entered and not left */
-    bool whole;           /* entered with all of it resident: its runs are pinned */
-    int stale; /* its places or weights are not what they were: it is not entered any more */
+    uint64_t *threads;    /* by whom, as many */
+    size_t thread_room;
+    bool whole; /* entered with all of it resident: its runs are pinned */
+    int stale;  /* its places or weights are not what they were: it is not entered any more */
     /* The tensor that the VBAR's own are views of, or NULL: its version tells who writes. */
     PyObject *base;
     long version;
@@ -44,7 +46,7 @@ struct unit {
 
 /* ---- _core_unit_places.c ------------------------------------------------------------------------- */
 
-/* Let real tensors be found: `reals` says what goes where, None for the VBAR's own; or NULL. `its`: what of
+/* Let real tensors be found by who has entered it: `reals` says what goes where, None for the VBAR's own; or NULL. `its`: what of
    it will be needed. false: a place is not as it was. */
 bool unit_install(unit *u, PyObject *reals, PyObject *its);
 

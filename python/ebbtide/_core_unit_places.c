@@ -16,9 +16,19 @@ static int put(const swap *s, PyObject *what)
     return PyList_SetItem(s->place, s->index, what);
 }
 
+static bool is_in(const unit *u, uint64_t thread)
+{
+    for (unsigned i = 0; i < u->depth; i++)
+        if (u->threads[i] == thread)
+            return true;
+    return false;
+}
+
 shown unit_shows(const unit *u)
 {
-    return !u->open ? PARKED : u->stale ? UNKNOWN : u->reals ? OTHERS : OWN;
+    if (!u->open || !is_in(u, this_thread()))
+        return PARKED;
+    return u->stale ? UNKNOWN : u->reals ? OTHERS : OWN;
 }
 
 PyObject *unit_other(const unit *u, size_t which)

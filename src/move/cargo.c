@@ -144,7 +144,10 @@ static ebb_status stage(ebb_mover *mover, ebb_load *loads, size_t count, uint64_
     /* The ring may be another by now. */
     bool there = how->at >= mover->base && how->at % EBB__ALIGNMENT == 0;
     uint64_t at = there ? how->at - mover->base : UINT64_MAX;
-    if (mover->changing || (!longer && !ebb__ring_place(&mover->ring, bytes, at, &start))) {
+    bool placed = longer || ebb__ring_place(&mover->ring, bytes, at, &start);
+    if (!placed && ebb__ring_recede(&mover->ring))
+        placed = ebb__ring_place(&mover->ring, bytes, at, &start);
+    if (mover->changing || !placed) {
         mover->no_room++;
         return EBB_OFFLOADED;
     }
@@ -248,16 +251,22 @@ static ebb_status use(ebb_mover *mover, ebb__device *device, ebb__cargo *cargo, 
     return EBB_OK;
 }
 
+/* If no event tells when the work on a stream is over, then it is waited for: a place that nobody would
+   give back would be in the way for good. */
 static ebb_status done(ebb_mover *mover, ebb__device *device, ebb__cargo *cargo, ebb_stream stream)
 {
     ebb__flag *flag = NULL;
     if (!cargo->users)
         return EBB_INVALID;
     ebb_status status = ebb__mover_raise(mover, device, stream, &flag);
-    if (status != EBB_OK)
-        return status;
-    flag->next = cargo->done;
-    cargo->done = flag;
+    if (status == EBB_OK) {
+        flag->next = cargo->done;
+        cargo->done = flag;
+    } else {
+        CUresult code = device->driver.cuStreamSynchronize(stream);
+        if (code != CUDA_SUCCESS)
+            return ebb__mover_failed(device, "cuStreamSynchronize", code);
+    }
     if (!--cargo->users)
         ebb__mover_lower(mover, ebb__ring_over(&mover->ring, cargo));
     return EBB_OK;

@@ -94,8 +94,13 @@ void ebb__ring_extend(ebb__ring *ring, ebb__cargo *cargo, uint64_t bytes);
 /* A cargo that is out; NULL: it is not. */
 ebb__cargo *ebb__ring_find(const ebb__ring *ring, uint64_t number);
 
-/* The cargo is over: nobody will wait for its arrival any more, and its event is free. */
+/* The cargo is over: nobody will wait for its arrival any more, and its event is free. If it was the last,
+   and nobody has read it, its place is room again. */
 ebb__flag *ebb__ring_over(ebb__ring *ring, ebb__cargo *cargo);
+
+/* Those that are over and come last are past, though one before them is out: whether there is more room for
+   it. What comes next lies where they were used a moment ago, and waits for that. */
+bool ebb__ring_recede(ebb__ring *ring);
 
 /* A past cargo that lies on a range, or NULL; and forget it, when it has no event any more. */
 ebb__cargo *ebb__ring_past(const ebb__ring *ring, uint64_t start, uint64_t end);

@@ -181,19 +181,41 @@ ebb__cargo *ebb__ring_find(const ebb__ring *ring, uint64_t number)
     return cargo->over ? NULL : cargo;
 }
 
-/* What was dropped last is had again at once, or the room behind the last one that has a place could not
-   be used before that is over. Numbers are not: whoever has one of them may ask for it. */
-static void take_back(ebb__ring *ring)
+/* The first one of those that are over and come last; if `unread`, that nobody has read either. One that
+   is out comes before them, or there are none. */
+static uint64_t last_ones(const ebb__ring *ring, bool unread)
 {
-    uint64_t last = ring->next;
-    while (last != ring->first && cargo_number(ring, last - 1)->over &&
-           !cargo_number(ring, last - 1)->done)
-        last--;
-    if (last == ring->first || last == ring->next)
-        return; /* the first is out: there is none */
-    ring->head = cargo_number(ring, last - 1)->end;
-    for (; last != ring->next; last++)
-        cargo_number(ring, last)->start = cargo_number(ring, last)->end = ring->head;
+    uint64_t n = ring->next;
+    while (n != ring->first && cargo_number(ring, n - 1)->over &&
+           !(unread && cargo_number(ring, n - 1)->done))
+        n--;
+    return n == ring->first ? ring->next : n;
+}
+
+/* The room that the last ones had is had again. Their numbers are not: whoever has one may ask for it. */
+static void take_back(ebb__ring *ring, uint64_t from)
+{
+    if (from == ring->next)
+        return;
+    ring->head = cargo_number(ring, from - 1)->end;
+    for (uint64_t n = from; n != ring->next; n++) {
+        ebb__cargo *cargo = cargo_number(ring, n);
+        if (cargo->done)
+            ring->past[ring->past_count++] = *cargo;
+        cargo->done = NULL;
+        cargo->start = cargo->end = ring->head;
+    }
+}
+
+/* Cargoes up to which what is dropped is room at once: of those that come to nothing, behind one that is in
+   use for long, there could be any number. */
+enum { FEW = 256 };
+
+bool ebb__ring_recede(ebb__ring *ring)
+{
+    uint64_t from = last_ones(ring, false), head = ring->head;
+    take_back(ring, from);
+    return head != ring->head;
 }
 
 ebb__flag *ebb__ring_over(ebb__ring *ring, ebb__cargo *cargo)
@@ -205,7 +227,8 @@ ebb__flag *ebb__ring_over(ebb__ring *ring, ebb__cargo *cargo)
         /* What nobody has read need not be waited for: all writing is on one stream. */
         if (cargo_number(ring, ring->first)->done)
             ring->past[ring->past_count++] = *cargo_number(ring, ring->first);
-    take_back(ring);
+    if (ring->next - ring->first <= FEW)
+        take_back(ring, last_ones(ring, true));
     return arrived;
 }
 
@@ -306,7 +329,7 @@ void ebb__ring_cut(ebb__ring *ring, uint64_t start, uint64_t end)
         if (cargo->over && !cargo->done)
             cargo->end = cargo->start; /* nobody has anything there any more */
     }
-    take_back(ring);
+    take_back(ring, last_ones(ring, true));
 }
 
 /* ---- the checker ---------------------------------------------------------------------------------- */

@@ -104,6 +104,48 @@ static void what_was_dropped_last_is_room_again(void)
     ebb__ring_free(&ring);
 }
 
+static void what_was_read_last_is_past_if_nothing_else_helps(void)
+{
+    ebb__ring ring = {0};
+    ebb__flag read = {0};
+    ebb__ring_begin(&ring, 100);
+    uint64_t a = add(&ring, 30), b = add(&ring, 50), c = add(&ring, 10);
+    ebb__ring_find(&ring, a)->users = 1;
+    CHECK(!ebb__ring_recede(&ring)); /* all are out */
+    over(&ring, b, &read);
+    CHECK(!ebb__ring_recede(&ring)); /* it is not the last */
+    over(&ring, c, NULL);
+    CHECK_EQ(ring.head, 80);
+    CHECK(!add(&ring, 40));
+    CHECK(ebb__ring_recede(&ring));
+    CHECK_EQ(ring.head, 30);
+    CHECK_EQ(ring.past_count, 1);
+    CHECK_EQ(ebb__ring_past(&ring, 30, 31)->done, &read);
+    CHECK_EQ(ebb__ring_check(&ring), 0);
+    CHECK(!ebb__ring_recede(&ring));
+    CHECK(!ebb__ring_find(&ring, b) && !ebb__ring_find(&ring, c));
+    over(&ring, a, NULL);
+    CHECK_EQ(ring.past_count, 1); /* once */
+    ebb__ring_free(&ring);
+}
+
+/* Behind one that stays: what comes to nothing is not kept in mind for ever. */
+static void the_books_do_not_grow_behind_one_that_stays(void)
+{
+    ebb__ring ring = {0};
+    ebb__ring_begin(&ring, 100);
+    uint64_t a = add(&ring, 30), dropped = 0, n;
+    while (dropped < 600 && (n = add(&ring, 5))) {
+        over(&ring, n, NULL);
+        dropped++;
+    }
+    CHECK(dropped > 200 && dropped < 600);
+    over(&ring, a, NULL);
+    CHECK_EQ(ebb__ring_used(&ring), 0);
+    CHECK(add(&ring, 70));
+    ebb__ring_free(&ring);
+}
+
 /* a and b are in use, around the end: what is between them goes. */
 static void the_middle_goes_and_places_go_round_it(void)
 {
@@ -167,11 +209,20 @@ static const ebb__span *piece_with(const ebb__ring *ring, uint64_t start, uint64
     return NULL;
 }
 
+/* Cargoes that have been read, and that has not been waited for. */
+static uint64_t readers(const ebb__ring *ring)
+{
+    uint64_t count = ring->past_count;
+    for (uint64_t n = ring->first; n != ring->next; n++)
+        count += ring->cargoes[n & (ring->room - 1)].done != NULL;
+    return count;
+}
+
 /* Anything, in any order, as long as nothing that is in use is given up. */
 static void books_in_a_storm(void)
 {
     static ebb__flag read;
-    unsigned given = 0, round = 0, wrapped = 0, middle = 0;
+    unsigned given = 0, round = 0, wrapped = 0, middle = 0, receded = 0;
     for (unsigned seed = 1; seed <= 200; seed++) {
         unsigned state = seed;
         ebb__ring ring = {0};
@@ -182,9 +233,16 @@ static void books_in_a_storm(void)
             switch (rand_r(&state) % 8) {
             case 0:
             case 1:
-            case 2:
-                round += add(&ring, 1 + (unsigned)rand_r(&state) % 20) != 0;
+            case 2: {
+                uint64_t bytes = 1 + (unsigned)rand_r(&state) % 20, read_by = readers(&ring);
+                bool added = add(&ring, bytes);
+                if (!added && rand_r(&state) % 2) {
+                    receded += ebb__ring_recede(&ring);
+                    CHECK_EQ(readers(&ring), read_by); /* whoever was to be waited for still is */
+                }
+                round += added;
                 break;
+            }
             case 3:
                 if (cargo)
                     cargo->users = 1;
@@ -224,13 +282,15 @@ static void books_in_a_storm(void)
         }
         ebb__ring_free(&ring);
     }
-    CHECK(given > 500 && round > 1000 && wrapped > 100 && middle > 200);
+    CHECK(given > 500 && round > 1000 && wrapped > 100 && middle > 200 && receded > 100);
 }
 
 int main(void)
 {
     RUN(places_go_round_between_the_new_ends);
     RUN(what_was_dropped_last_is_room_again);
+    RUN(what_was_read_last_is_past_if_nothing_else_helps);
+    RUN(the_books_do_not_grow_behind_one_that_stays);
     RUN(the_middle_goes_and_places_go_round_it);
     RUN(books_in_a_storm);
     return REPORT();

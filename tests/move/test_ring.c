@@ -216,6 +216,52 @@ static void what_was_dropped_last_is_had_again_at_once(void)
     haul_shut(&h);
 }
 
+/* One is in use for long, others come and go behind it. */
+static void what_was_used_last_makes_room_if_nothing_else_does(void)
+{
+    haul h;
+    haul_open(&h, 8 * LARGE, 4 * SMALL, 4 * LARGE);
+    haul_stage_all(&h);
+    ebb_load a, b;
+    uint64_t first = haul_fetch(&h, &a, 0, 2 * SMALL);
+    CHECK_EQ(ebb_mover_use(h.mover, first, h.compute), EBB_OK);
+    CUstream s = core_lasting(&h.c);
+    for (uint64_t i = 0; i < 8; i++) {
+        uint64_t cargo = haul_fetch(&h, &b, LARGE + i % 3 * LARGE, 2 * SMALL);
+        CHECK_EQ(b.staged, a.staged + 2 * SMALL);
+        CHECK_EQ(haul_stats(&h).waits, i); /* for the one that was there before */
+        haul_use(&h, cargo, &b, 100000, s);
+        haul_check(&h);
+    }
+    CHECK(haul_right(&h, a.staged, 0, 2 * SMALL, h.compute));
+    CHECK_EQ(ebb_mover_done(h.mover, first, h.compute), EBB_OK);
+    CHECK_EQ(haul_stats(&h).ring_used, 0);
+    haul_shut(&h);
+}
+
+/* The host waits then: a place that nobody gives back would be in the way for good. */
+static void a_use_is_over_also_if_no_event_can_tell(void)
+{
+    NEEDS_SIM("calls must fail");
+    haul h;
+    haul_open(&h, 8 * LARGE, SMALL, 4 * LARGE);
+    haul_stage_all(&h);
+    ebb_load load;
+    uint64_t length = rig_length(20);
+    for (int i = 0; i < 2; i++) {
+        uint64_t cargo = haul_fetch(&h, &load, (uint64_t)i * LARGE, SMALL);
+        CHECK_EQ(ebb_mover_use(h.mover, cargo, h.compute), EBB_OK);
+        CHECK_EQ(rig_kernel("reads", load.staged, SMALL, EBBSIM_READ, length, h.compute), 0);
+        MUST(ebbsim_fail("cuEventRecord", 1, 999));
+        CHECK_EQ(ebb_mover_done(h.mover, cargo, h.compute), EBB_OK);
+        CHECK_EQ(ebbsim_failures(), (unsigned long)i + 1);
+        ebbsim_fail_clear();
+        CHECK_EQ(h.c.driver.cuStreamQuery(h.compute), CUDA_SUCCESS);
+        CHECK_EQ(haul_stats(&h).ring_used, 0);
+    }
+    haul_shut(&h);
+}
+
 static ebb_status fetch_with(haul *h, ebb_load *load, uint64_t cargo, uint64_t *its)
 {
     const ebb_fetch how = {.with = cargo};
@@ -665,6 +711,8 @@ int main(void)
     RUN(every_user_of_a_place_is_waited_for);
     RUN(places_come_free_from_the_oldest_on);
     RUN(what_was_dropped_last_is_had_again_at_once);
+    RUN(what_was_used_last_makes_room_if_nothing_else_does);
+    RUN(a_use_is_over_also_if_no_event_can_tell);
     RUN(a_cargo_grows_until_it_is_used);
     RUN(a_cargo_goes_where_it_was);
     RUN(cargoes_of_all_sizes_in_any_order_arrive);

@@ -135,16 +135,78 @@ def test_what_offload_refuses(free_room):
     for prefetch in (0, -1):
         with pytest.raises(ValueError, match="prefetch"):
             ebbtide.offload(layers(1), prefetch=prefetch)
-    for prefetch in ("2", 1.5):
+    for prefetch in ("2", 1.5, True):
         with pytest.raises(TypeError, match="prefetch"):
             ebbtide.offload(layers(1), prefetch=prefetch)
     for device in (7, "cuda:7", -1):
         with pytest.raises((ValueError, RuntimeError), match=r"GPU|Device"):
             ebbtide.offload(layers(1), device)
+    for device in (None, 1.0):
+        with pytest.raises(TypeError, match="device"):
+            ebbtide.offload(layers(1), device)
+    with pytest.raises(TypeError, match="order"):
+        ebbtide.offload(layers(1), order="0")
+    with pytest.raises(ValueError, match="limit"):
+        ebbtide.offload(layers(1), limit=0)
+    with pytest.raises(ValueError, match="meta"):
+        handle.restore("meta")
     with pytest.raises(ValueError, match="cpu"):
         ebbtide.offload(layers(1), "cpu")
     with pytest.raises(ValueError, match=r"much"):
         ebbtide.offload(layers(1), limit="much")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_offload_that_fails_leaves_everything_as_it_was(free_room, device):
+    model, inputs = layers(6), x().to(device)
+    model.to(device)
+    before, values = list(model.parameters()), copy.deepcopy(model.state_dict())
+    expected = model(inputs)
+    with free_room.device() as card:
+        card.limit = limit = 1 << 30
+        for little in (1, "1MiB"):
+            with pytest.raises((torch.OutOfMemoryError, ebbtide.Error)):
+                ebbtide.offload(model, limit=little)
+            assert card.limit == limit
+    assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
+    assert all(type(p) is nn.Parameter and p.device.type == device for p in before)
+    assert all(torch.equal(t, values[name]) for name, t in model.state_dict().items())
+    assert "forward" not in model.__dict__
+    assert torch.equal(model(inputs), expected)
+    with torch.no_grad():
+        free_room.offload(model)
+        assert torch.equal(model(inputs.cuda()), copy.deepcopy(model).cuda()(inputs.cuda()))
+
+
+def test_a_model_for_which_there_is_no_room_is_not_restored(free_room):
+    free_room.of = lambda model: 12 * MIB
+    model, inputs = layers(16), x()
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        handle = free_room.offload(model)
+        for _ in range(3):
+            model(inputs)
+        with pytest.raises(torch.OutOfMemoryError):
+            handle.restore("cuda")
+        torch.cuda.empty_cache()
+        assert torch.equal(model(inputs), expected)
+        handle.exclude(model)
+        with pytest.raises(torch.OutOfMemoryError):
+            model(inputs)
+        assert handle.restore() is model
+        assert all(type(p) is nn.Parameter and p.device.type == "cpu" for p in model.parameters())
+        with free_room.device() as card:
+            card.limit = 1 << 30
+        assert torch.equal(model.cuda()(inputs), expected)
+
+
+def test_a_model_that_runs_is_not_restored(room):
+    model, inputs = layers(6), x()
+    handle = room.offload(model)
+    model[3].register_forward_pre_hook(lambda *_: handle.restore())
+    for _ in range(3):
+        with pytest.raises(ebbtide.Busy, match="running"), torch.no_grad():
+            model(inputs)
 
 
 def test_weights_without_values_are_refused_and_nothing_is_changed(free_room):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import ebbtide
+from ebbtide import sim
 
 MIB = 1 << 20
 WIDTH = 2048
@@ -230,6 +232,49 @@ def test_a_unit_that_is_interrupted_while_it_is_measured_is_not_in_use(free_room
             with pytest.raises(KeyboardInterrupt), torch.no_grad():
                 streaming.model(streaming.x)
         streaming.run(2)
+
+
+def settles(streaming):
+    """Also after what went wrong."""
+    streaming.run(10)
+    before = streaming.handle.stats()["one_by_one"]
+    streaming.run(10)
+    stats = streaming.handle.stats()
+    assert stats["one_by_one"] == before
+    assert stats["ring"] == 2 * UNIT
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("nth", [1, 3, 5, 8])
+@pytest.mark.parametrize("call", ["cuMemcpyHtoDAsync", "cuEventRecord", "cuStreamWaitEvent"])
+def test_a_call_of_the_driver_that_fails_once(free_room, call, nth):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 6, prefetch=2)
+    streaming.run(20)
+    sim.fail(call, nth=nth, code=999)
+    with contextlib.suppress(ebbtide.Error), torch.no_grad():
+        streaming.model(streaming.x)
+    sim.clear_failures()
+    settles(streaming)
+
+
+def test_a_pass_that_is_interrupted_while_the_next_units_are_sent_for(free_room, monkeypatch):
+    streaming = Streaming(free_room, 4 * MIB + 2 * UNIT, [[WIDTH // 4] * 4] * 6, prefetch=2)
+    for nth in range(8):
+        streaming.run(3)
+        streaming.at_rest()
+        calls = []
+
+        def interrupted(*args, real=streaming.ours.station.fetch, calls=calls, nth=nth, **options):
+            calls.append(args)
+            if len(calls) == nth:
+                raise KeyboardInterrupt
+            return real(*args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(streaming.ours.station, "fetch", interrupted)
+            with contextlib.suppress(KeyboardInterrupt), torch.no_grad():
+                streaming.model(streaming.x)
+    settles(streaming)
 
 
 def test_marks_that_are_gone_measure_nothing(free_room):

@@ -6,13 +6,16 @@ import copy
 import gc
 import os
 import threading
+import time
 import weakref
 
 import pytest
 import torch
-from offloaded import MIB, at_rest, inside, layers, paged, x
+from offloaded import MIB, WIDTH, at_rest, inside, layers, paged, x
+from torch import nn
 
 import ebbtide
+from ebbtide._offload.handle import is_parked
 
 SIMULATED = not os.environ.get("EBBTIDE_TEST_GPU")
 
@@ -137,6 +140,158 @@ def test_two_threads_run_the_same_model(room):
     assert at_rest(model)
     with torch.no_grad():
         assert torch.equal(model(inputs[0]), expected[0])
+
+
+def beside(work):
+    """What another thread makes of it, meanwhile."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join()
+    return results.pop()
+
+
+class Halves(nn.Module):
+    """One unit of two weights, between which something may happen."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.randn(WIDTH, WIDTH) / 32) for _ in range(2))
+        self.between = self.taken = lambda: None
+
+    def forward(self, h):
+        h = h @ self.one.t()
+        self.between()
+        other = self.other
+        self.taken()
+        return h @ other.t()
+
+
+def halves(room, count=8, **options):
+    model = nn.Sequential(*(Halves() for _ in range(count)))
+    inputs = x()
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        room.offload(model, **options)
+        for _ in range(12):
+            assert torch.equal(model(inputs), expected)
+    return model, inputs, expected
+
+
+def test_a_unit_in_use_shows_its_tensors_to_nobody_else(room):
+    """They are over memory that is another weight's a moment later."""
+    model, inputs, expected = halves(room)
+    values = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    seen = []
+
+    def look():
+        mine = model[3].other
+        seen.append((is_parked(mine), beside(lambda: is_parked(model[3].other))))
+        seen.append(beside(lambda: model.state_dict()))
+        seen.append(beside(lambda: dict(model.named_parameters())))
+        seen.append(beside(lambda: model[3].one.detach().sum().item()))
+
+    model[3].between = look
+    with torch.no_grad():
+        assert torch.equal(model(inputs), expected)
+    shown, *dicts, total = seen
+    assert shown == (False, True)
+    for found in dicts:
+        assert all(torch.equal(t.detach().cpu(), values[name]) for name, t in found.items())
+    assert total == values["3.one"].cuda().sum().item()
+    assert at_rest(model)
+
+
+def test_a_unit_in_use_is_not_written_to_by_others(room):
+    model, inputs, expected = halves(room)
+    values = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
+    other = {name: tensor + 1 for name, tensor in values.items()}
+
+    def change():
+        beside(lambda: model.load_state_dict(values))
+        beside(lambda: model.load_state_dict(other))
+
+    model[3].between = change
+    with torch.no_grad():
+        model(inputs)
+        model[3].between = lambda: None
+        got = model.state_dict()
+        assert all(torch.equal(got[name].cpu(), other[name]) for name in other)
+        model.load_state_dict(values)
+        assert torch.equal(model(inputs), expected)
+    assert at_rest(model)
+
+
+def test_a_thread_whose_weights_come_one_by_one_does_not_use_those_of_another(free_room):
+    """It finds no room, and another one comes into the same unit later, with weights in the
+    ring."""
+    free_room.of = lambda model: 12 * MIB
+    model, inputs, expected = halves(free_room, count=12, prefetch=1)
+    first, third, unit = model[0], model[3], inside(model).units[0]
+    events = {name: threading.Event() for name in ("holds", "late", "both", "took", "over")}
+    mine = threading.local()
+
+    def wait(name):
+        assert events[name].wait(20), name
+
+    def in_first():
+        if mine.late:
+            events["late"].set()
+            wait("both")
+        elif events["late"].is_set():
+            events["both"].set()
+            wait("took")
+
+    def in_third():
+        if not mine.late and not events["holds"].is_set():
+            events["holds"].set()
+            wait("late")
+
+    def has_taken():
+        if mine.late:
+            assert (unit.depth, unit.bare) == (1, 1)
+            events["took"].set()
+            wait("over")
+
+    first.between, first.taken, third.between = in_first, has_taken, in_third
+
+    def work(number):
+        mine.late = number == 1
+        if mine.late:
+            wait("holds")
+            assert torch.equal(model(inputs), expected)
+            return
+        for _ in range(3):
+            assert torch.equal(model(inputs), expected)
+        events["over"].set()
+
+    run_threads(2, work)
+    assert at_rest(model)
+
+
+def test_a_thread_that_waited_while_another_one_has_planned(room):
+    model, inputs, expected = halves(room)
+    ours = inside(model)
+    results = []
+
+    def late():
+        with torch.no_grad():
+            results.append(model[7](inputs))
+
+    with torch.no_grad():
+        right = inputs @ model[7].one.t() @ model[7].other.t()
+    thread = threading.Thread(target=late)
+    with ours.lock:
+        ours.tracking = True
+        thread.start()
+        time.sleep(0.2)
+        ours.weights.excluded.add("7")
+        ours.dirty()
+        ours.plan()
+    thread.join()
+    assert torch.equal(results.pop(), right)
+    with torch.no_grad():
+        assert torch.equal(model(inputs), expected)
 
 
 def test_passes_on_changing_streams(room):

@@ -366,22 +366,33 @@ class Weights:
 
     # ---- and back --------------------------------------------------------------------------------
 
+    def _parked(self) -> list[tuple[Any, Any, Parked]]:
+        """Where parked tensors are: also those that have no binding, because a plan has failed."""
+        found = {
+            (id(b.place), b.key): (b.place, b.key, b.parked) for b in self.bindings if not b.weak
+        }
+        for module in list(self.names):
+            for place, key, tensor, _ in self._places(module):
+                if isinstance(tensor, Parked):
+                    found.setdefault((id(place), key), (place, key, tensor))
+        return [entry for entry in found.values() if isinstance(entry[2], Parked)]
+
     def give_back(self, device: torch.device) -> None:
-        """Plain tensors again, in the places of all that are parked."""
+        """Plain tensors again, in the places of all that are parked. If there is no room for them
+        nothing is changed."""
+        everywhere = self._parked()
+        pieces = {id(parked._piece): parked._piece for _, _, parked in everywhere}
+        done = {key: piece.host.to(device, copy=True) for key, piece in pieces.items()}
         for module in list(self.names):
             recurrent.let_go(module)
-        done: dict[int, torch.Tensor] = {}
         others: dict[int, torch.Tensor] = {}  # for parked tensors that cannot become plain ones
-        for b in self.bindings:
-            parked = b.parked
-            if not isinstance(parked, Parked) or b.weak:
-                continue
+        for place, key, parked in everywhere:
+            if not isinstance(parked, Parked):
+                continue  # it has become one by now
             if id(parked) in others:
-                b.place[b.key] = others[id(parked)]
+                place[key] = others[id(parked)]
                 continue
             piece = parked._piece
-            if id(piece) not in done:
-                done[id(piece)] = piece.host.to(device, copy=True)
             plain = piece.view(
                 parked.dtype,
                 parked.size(),
@@ -393,7 +404,7 @@ class Weights:
             try:
                 torch.utils.swap_tensors(parked, plain)
             except RuntimeError:
-                b.place[b.key] = others[id(parked)] = plain
+                place[key] = others[id(parked)] = plain
         self.bindings = []
         for module in list(self.names):
             places.give_back(module)

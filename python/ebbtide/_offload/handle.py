@@ -41,12 +41,14 @@ def offload(
         raise TypeError("this is the handle of a model that is offloaded already")
     if not isinstance(model, nn.Module):
         raise TypeError(f"offload() takes a torch.nn.Module, not {type(model).__name__}")
-    if not isinstance(prefetch, int | None):
+    if not isinstance(prefetch, int | None) or isinstance(prefetch, bool):
         raise TypeError(f"prefetch is how many units may come, not {prefetch!r}")
     if prefetch is not None and prefetch < 1:
         raise ValueError("at least one unit of weights must be able to come: prefetch >= 1")
     if not torch.cuda.is_available():
         raise RuntimeError("PyTorch shows no GPU: there is nothing to offload from")
+    if not isinstance(device, int | str | torch.device):
+        raise TypeError(f"device is a GPU's number or name, not {device!r}")
     target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if target.type != "cuda":
         raise ValueError(f"a model is offloaded from a GPU, not from {target}")
@@ -58,18 +60,28 @@ def offload(
         if tensor.device.type == "meta":
             raise ValueError(f"{name} has no values (it is on the meta device): load them first")
     size = None if limit is None else parse(limit)
+    if size is not None and size <= 0:
+        raise ValueError(f"a model needs some VRAM: limit={limit!r}")
     pinned = None if host is None else parse(host)
+    if isinstance(order, str):
+        raise TypeError(f"order is a list of modules' names, not {order!r}")
     names = {name for name, _ in model.named_modules()}
     for name in order or ():
         if name not in names:
             raise ValueError(f"the model has no module {name!r} that an order could name")
     torch.cuda.init()
-    if not _attach.is_attached():
-        _attach.attach(limit=size)
     opened = Device(index)
-    if size is not None:
-        opened.limit = size
-    made = Model(model, index, order=order, prefetch=prefetch, pinned=pinned)
+    before = opened.limit
+    try:
+        if not _attach.is_attached():
+            _attach.attach(limit=size)
+        if size is not None:
+            opened.limit = size
+        made = Model(model, index, order=order, prefetch=prefetch, pinned=pinned)
+    except BaseException:
+        if size is not None:
+            opened.limit = before
+        raise
     return Offloaded(made)
 
 

@@ -98,7 +98,15 @@ class Model:
         self.station.models.add(self)
         self.gates.add(Gate(root, self, "", root=True))
         hooks.watch()
-        self.plan()
+        were = [(tensor, tensor.device) for tensor in (*root.parameters(), *root.buffers())]
+        try:
+            self.plan()
+        except BaseException:
+            self._give_all_back(torch.device("cpu"))
+            for tensor, device in were:
+                if tensor.device != device:
+                    tensor.data = tensor.data.to(device)
+            raise
 
     def __del__(self) -> None:
         # Nobody will use what is on its way, and the ring cannot go before it.
@@ -354,7 +362,7 @@ class Model:
         elif not self.slow:
             self.tracking = False
         if self.slow and (new or self.passes % TRIES == 0):
-            self._make_room(often=new)
+            self._make_room(often=new or not self.passes)
             self.prefetch()
 
     def _make_room(self, often: bool) -> None:
@@ -421,45 +429,61 @@ class Model:
         """Into a unit, the slow way: its weights have to come, or to be waited for."""
         with self.lock:
             unit = gate.unit
-            assert unit is not None
+            if unit is None:
+                return None  # another thread has just planned anew: they come one by one, this time
             if gate.run and self.running.run is unit:
                 self.called.append(gate.name)
                 return unit
             if not unit.span:
                 self._leave_run()
-            # Without a call of the root, a pass is over when it begins again.
-            if not self.running.depth and self.sequence.now and unit is self.sequence.now[0]:
-                self._end()
-                self._begin()
-            while True:
-                if (unit.stale or self.unclean) and not self._busy():
-                    self.plan()
+            before, times = unit, unit.depth + unit.bare
+            try:
+                return self._go_in(gate)
+            except BaseException:
+                # Whoever is not in will not go out.
                 unit = gate.unit
-                if unit is None:
-                    return None  # no unit any more: its weights come one by one, this time
-                # If all of it was, then what comes after it has been sent for, too.
-                ready = unit.load is not None and unit.load.whole
-                fast = not ready and unit.enter()
-                if fast and unit.load is not None:
-                    unit.discard(self.mover)  # a part had been sent for: it was about to go
-                # One that turns out to be stale is planned anew first.
-                if fast or self._enter(unit) or self._busy():
-                    break
-            if not fast and unit.stale and not unit.depth:
-                self._go_bare(unit)
-            if gate.run:
-                self.running.run = unit
-            self.called.append(gate.name)
-            if not unit.span:
-                self.sequence.enter(unit)
-            if not fast:
-                if not self._tracking:
-                    self.tracking = True
-                self.slow += 1
-                self.slow_entries += 1
-                if not ready:
-                    self.prefetch()
-            return unit
+                if unit is not None and unit.depth + unit.bare > (unit is before and times):
+                    if self.running.run is unit:
+                        self.running.run = None
+                    self._leave(unit)
+                raise
+
+    def _go_in(self, gate: Gate) -> Unit | None:
+        unit = gate.unit
+        # Without a call of the root, a pass is over when it begins again.
+        if not self.running.depth and self.sequence.now and unit is self.sequence.now[0]:
+            self._end()
+            self._begin()
+        while True:
+            unit = gate.unit
+            if unit is not None and (unit.stale or self.unclean) and not self._busy():
+                self.plan()
+                unit = gate.unit
+            if unit is None:
+                return None  # no unit any more: its weights come one by one, this time
+            # If all of it was, then what comes after it has been sent for, too.
+            ready = unit.load is not None and unit.load.whole
+            fast = not ready and unit.enter()
+            if fast and unit.load is not None:
+                unit.discard(self.mover)  # a part had been sent for: it was about to go
+            # One that turns out to be stale is planned anew first.
+            if fast or self._enter(unit) or self._busy():
+                break
+        if not fast and unit.stale and not unit.depth:
+            self._go_bare(unit)
+        if gate.run:
+            self.running.run = unit
+        self.called.append(gate.name)
+        if not unit.span:
+            self.sequence.enter(unit)
+        if not fast:
+            if not self._tracking:
+                self.tracking = True
+            self.slow += 1
+            self.slow_entries += 1
+            if not ready:
+                self.prefetch()
+        return unit
 
     def _enter(self, unit: Unit) -> bool:
         """False: it is stale, and was not entered."""
@@ -528,17 +552,19 @@ class Model:
             raise
 
     def prefetch(self) -> None:
-        """Bring what comes next, as far as the ring goes."""
+        """Bring what comes next, as far as the ring goes. If that fails, then it is not what the
+        pass fails for: whoever needs it tries again, and is told."""
         fetch = self.station.fetch
-        for unit in self.sequence.ahead():
-            load = unit.load
-            if load is not None:
-                if load.whole or unit.depth:
+        with contextlib.suppress(_core.Error, MemoryError):
+            for unit in self.sequence.ahead():
+                load = unit.load
+                if load is not None:
+                    if load.whole or unit.depth:
+                        continue
+                elif unit.depth or unit.is_resident:
                     continue
-            elif unit.depth or unit.is_resident:
-                continue
-            if not fetch(unit):
-                return
+                if not fetch(unit):
+                    return
 
     # ---- and out ---------------------------------------------------------------------------------
 
@@ -573,11 +599,11 @@ class Model:
                 try:
                     unit.leave()  # it is left, also if it raises
                 finally:
-                    load.done(self.mover)
                     if not unit.depth:
                         unit.load = unit.tensors = None
-                        if self.timing.on:
-                            self.timing.leaves(unit)
+                    load.done(self.mover)
+                    if not unit.depth and self.timing.on:
+                        self.timing.leaves(unit)
             if not unit.depth:
                 if self.station.crowded:  # there may be no other time for it
                     self.station.want_ring()
@@ -625,19 +651,24 @@ class Model:
 
     def restore(self, device: torch.device) -> nn.Module:
         """A plain model again."""
+        if device.type == "meta":
+            raise ValueError("a model is restored with its values: not to the meta device")
         root = self.root
         with self.lock:
-            if any(u.depth for u in self.units):
+            if self.running.depth or any(u.depth for u in self.units):
                 raise _core.Busy("the model is running")
-            self.drop_loads()
-            self.weights.give_back(device)
-            hooks.unhook_state(list(self.weights.names))
-            for gate in list(self.gates):
-                gate.remove()
-            self.gates.clear()
-            self.units = []
-            self.vbar = None
+            self._give_all_back(device)
         return root.to(device)  # what was kept on the GPU, too
+
+    def _give_all_back(self, device: torch.device) -> None:
+        self.drop_loads()
+        self.weights.give_back(device)
+        hooks.unhook_state(list(self.weights.names))
+        for gate in list(self.gates):
+            gate.remove()
+        self.gates.clear()
+        self.units = []
+        self.vbar = None
 
     # ---- changes ---------------------------------------------------------------------------------
 
