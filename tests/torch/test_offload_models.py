@@ -124,27 +124,44 @@ import torch
 from torch import nn
 import ebbtide
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(512), nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, h):
+        return h + self.down(torch.relu(self.up(self.norm(h))))
+
+ours = []
+
+def backend(graph, inputs):
+    traces = [node.meta.get("stack_trace") or "" for node in graph.graph.nodes]
+    ours.extend(trace for trace in traces if "ebbtide/" in trace)  # is not to be compiled
+    return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
 torch.set_num_threads(1)
 torch.manual_seed(0)
 inputs = torch.randn(1, 512, device="cuda")
 with torch.no_grad():
-    for when in ("before", "after", "itself"):
-        model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(3)))
+    for when in ("before", "at once", "after", "itself"):
+        model = nn.Sequential(*(Block() for _ in range(3)))
         expected = copy.deepcopy(model).cuda()(inputs)
         torch.cuda.empty_cache()
-        limit = torch.cuda.memory_reserved() + ((7 if when == "before" else 64) << 20)
-        if when != "after":
-            compiled = torch.compile(model, backend="aot_eager")
+        limit = torch.cuda.memory_reserved() + ((9 if when == "before" else 64) << 20)
+        if when in ("before", "itself"):
+            compiled = torch.compile(model, backend=backend)
         ebbtide.offload(compiled if when == "itself" else model, limit=limit)
         if when == "after":
             model(inputs)
-            compiled = torch.compile(model, backend="aot_eager")
+        if when in ("at once", "after"):
+            compiled = torch.compile(model, backend=backend)
         for _ in range(4):
             assert torch.equal(compiled(inputs), expected), when
         assert torch.equal(model(inputs), expected), when
         del compiled, model
         torch._dynamo.reset()
 torch.cuda.synchronize()
+assert ours == []
 if simulated:
     assert [h.text for h in sim.hazards()] == []
 print("the same")

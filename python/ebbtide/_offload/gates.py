@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from ebbtide import _core
+from ebbtide import _core, _unseen
 from ebbtide._offload import lasting
 from ebbtide._offload.parked import Parked
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 # How torch.compile() is told what to compile, where it cannot be told what to leave alone (2.6).
-_frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-_compiler = None if hasattr(_frames, "set_code_exec_strategy") else _frames.set_eval_frame
+_compiler = None if _unseen.by_strategy else _unseen.frames.set_eval_frame
 
 
 class Gate(_core.Gate):
