@@ -85,12 +85,13 @@ def test_the_newest_model_comes_first_or_the_one_that_is_told_to(free_room):
     assert use()[0] >= size
 
 
-def run_threads(count, work):
+def run_threads(count, work, new_streams=True):
     errors = []
 
     def run(i):
         try:
-            with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
+            stream = torch.cuda.Stream() if new_streams else None
+            with torch.cuda.stream(stream), torch.no_grad():
                 work(i)
                 torch.cuda.current_stream().synchronize()
         except BaseException as error:
@@ -140,6 +141,29 @@ def test_two_threads_run_the_same_model(room):
     assert at_rest(model)
     with torch.no_grad():
         assert torch.equal(model(inputs[0]), expected[0])
+
+
+def test_threads_that_never_rest_leave_a_model_as_it_is(room):
+    """Their orders are one another's, which is no reason to plan anew; and where one is, another
+    one comes in."""
+    model = layers(6)
+    inputs = x()
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        handle = room.offload(model, 6 * MIB)
+        for _ in range(5):
+            model(inputs)
+    vbar, before = inside(model).vbar, handle.stats()
+
+    def work(i):
+        for _ in range(40):
+            assert torch.equal(model(inputs), expected)
+
+    run_threads(3, work, new_streams=False)
+    assert inside(model).vbar is vbar
+    if room.how == "all":
+        assert handle.stats()["slow_entries"] == before["slow_entries"]
+    assert at_rest(model)
 
 
 def beside(work):

@@ -72,6 +72,7 @@ class Model:
         self.coarse = False  # units are as for a model that fits
         self.runs_stay = False  # those of many small layers stay as a whole, or not at all
         self.enough = math.inf, math.inf  # for which these are to; and go on to: see _enough()
+        self.mixed = False  # this pass is several ones: it tells nothing of their order
         self.slow = 0  # slow entries in this pass
         self.slow_entries = self.bare_entries = 0  # in all
         self.before: object = None  # what was as it is now for so many
@@ -302,6 +303,7 @@ class Model:
         self.called = []
         self.touched.clear()
         self.sequence.begin()
+        self.mixed = False
         self.slow = 0
         self.station.refused = 0
         self._see_timing()
@@ -341,7 +343,11 @@ class Model:
         new = self.balance()
         if self.called and not self.shown:
             self._see_gives()
-        changed = self.tracking and self.sequence.end()
+        if self.mixed and not self.learning:
+            self.sequence.begin()
+            changed = False
+        else:
+            changed = self.tracking and self.sequence.end()
         self.strange = self.strange + 1 if changed else 0
         news = bool(self.touched) and self._see_touched()
         self.touched.clear()
@@ -450,6 +456,7 @@ class Model:
 
     def _go_in(self, gate: Gate) -> Unit | None:
         unit = gate.unit
+        self.mixed = self.mixed or self.running.depth > 1
         # Without a call of the root, a pass is over when it begins again.
         if not self.running.depth and self.sequence.now and unit is self.sequence.now[0]:
             self._end()
@@ -463,7 +470,8 @@ class Model:
                 return None  # no unit any more: its weights come one by one, this time
             # If all of it was, then what comes after it has been sent for, too.
             ready = unit.load is not None and unit.load.whole
-            fast = not ready and unit.enter()
+            # Where another thread is, what is resident need not be seen to either.
+            fast = not ready and (unit.enter() or (unit.load is None and unit.enter_again()))
             if fast and unit.load is not None:
                 unit.discard(self.mover)  # a part had been sent for: it was about to go
             # One that turns out to be stale is planned anew first.
@@ -624,20 +632,21 @@ class Model:
     # ---- what the handle asks for ----------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        seen: dict[int, int] = {id(b.piece): b.piece.nbytes for b in self.weights.bindings}
-        stats = self.mover.stats()
-        self.station.see_ring()
-        return {
-            "bytes": sum(seen.values()),
-            "resident": self.vbar.loaded_size if self.vbar is not None else 0,
-            "units": len(self.units),
-            "largest_unit": self.share.largest,
-            "ring": self.station.ring,
-            "streamed": stats["staged"],
-            "filled": stats["filled"],
-            "slow_entries": self.slow_entries,
-            "one_by_one": self.bare_entries,
-        }
+        with self.lock:  # or it might be seen in the middle of a plan
+            seen: dict[int, int] = {id(b.piece): b.piece.nbytes for b in self.weights.bindings}
+            stats = self.mover.stats()
+            self.station.see_ring()
+            return {
+                "bytes": sum(seen.values()),
+                "resident": self.vbar.loaded_size if self.vbar is not None else 0,
+                "units": len(self.units),
+                "largest_unit": self.share.largest,
+                "ring": self.station.ring,
+                "streamed": stats["staged"],
+                "filled": stats["filled"],
+                "slow_entries": self.slow_entries,
+                "one_by_one": self.bare_entries,
+            }
 
     def pin(self, module: nn.Module) -> None:
         with self.lock:
