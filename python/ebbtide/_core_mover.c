@@ -174,14 +174,22 @@ static PyObject *mover_give_back(PyObject *self, PyObject *arguments)
     return answer(m, status);
 }
 
+/* false with an exception: it was closed. */
+static bool read_stats(const mover *m, ebb_mover_stats *stats)
+{
+    *stats = (ebb_mover_stats){.size = sizeof *stats};
+    ebb_status status = m->handle ? ebb_mover_get_stats(m->handle, stats) : EBB_GONE;
+    if (status != EBB_OK)
+        fail(m->device, status, "the mover was closed");
+    return status == EBB_OK;
+}
+
 static PyObject *mover_stats(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    mover *m = (mover *)self;
-    ebb_mover_stats stats = {.size = sizeof stats};
-    ebb_status status = m->handle ? ebb_mover_get_stats(m->handle, &stats) : EBB_GONE;
-    if (status != EBB_OK)
-        return fail(m->device, status, "the mover was closed");
+    ebb_mover_stats stats;
+    if (!read_stats((const mover *)self, &stats))
+        return NULL;
     PyObject *dict = PyDict_New();
     const struct {
         const char *name;
@@ -209,11 +217,9 @@ static PyObject *mover_stats(PyObject *self, PyObject *unused)
 static PyObject *get_filled(PyObject *self, void *unused)
 {
     (void)unused;
-    mover *m = (mover *)self;
-    ebb_mover_stats stats = {.size = sizeof stats};
-    ebb_status status = m->handle ? ebb_mover_get_stats(m->handle, &stats) : EBB_GONE;
-    if (status != EBB_OK)
-        return fail(m->device, status, "the mover was closed");
+    ebb_mover_stats stats;
+    if (!read_stats((const mover *)self, &stats))
+        return NULL;
     return PyLong_FromUnsignedLongLong(stats.filled);
 }
 
