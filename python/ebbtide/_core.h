@@ -144,7 +144,7 @@ bool unit_settled(const unit *u);
 int unit_go_in(unit *u);
 int unit_go_out(unit *u);
 
-/* Whose number this thread is the first to have, and the last. */
+/* A number that is this thread's, and was and will be no other one's. */
 uint64_t this_thread(void);
 
 /* What this thread is to find in the places of a unit's weights now: parked tensors, the real ones that the

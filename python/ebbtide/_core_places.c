@@ -1,8 +1,8 @@
 /*
  * Places, the dict in which an offloaded module has its parameters, or its buffers.
  *
- * It holds parked tensors, which have no memory. As long as the unit that they belong to is entered,
- * whoever looks one up gets the real tensor that stands for it. So to go into a unit nothing of its
+ * It holds parked tensors, which have no memory. As long as a thread is in the unit that they belong to,
+ * it gets the real tensor that stands for one when it looks that up. So to go into a unit nothing of its
  * modules is touched: to exchange a tensor in each of a thousand dicts, none of which is in the
  * processor's caches, and to take it out again, costs about twice as much.
  *

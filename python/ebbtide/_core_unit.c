@@ -2,8 +2,8 @@
  * Unit, what _offload/ goes in and out of: a few modules' weights, which are needed together.
  *
  * Between uses the modules hold parked tensors, which have no memory. enter() pins the weights, and
- * from then on tensors over their memory are found in the place of the parked ones; leave() undoes both.
- * A unit whose weights are all where they were filled is entered without letting go of Python's lock, in
+ * from then on the thread finds tensors over their memory in the place of the parked ones; leave() undoes
+ * both. A unit whose weights are all where they were filled is entered without letting go of Python's lock, in
  * less than a microsecond: that is what a model pays that fits.
  *
  *   pieces  the weights, a range of the VBAR each, in the order of their addresses

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ebbtide import _attach, _core
-from ebbtide._offload import hooks, layout, units
+from ebbtide._offload import hooks, layout, outside, units
 from ebbtide._offload.adopt import Weights
 from ebbtide._offload.gates import Gate, Keep
 from ebbtide._offload.order import Sequence_
@@ -384,31 +384,16 @@ class Model:
         return any(u.depth or u.bare for u in self.units)
 
     def _see_touched(self) -> bool:
-        """Weights that were read while their units were not entered. If that is a run, which only
-        its first member enters once their order is known, then this pass went another way. Others
-        are read by whoever is above them. Whether it is news."""
-        read: set[str] = set()
-        missed: set[str] = set()
+        """Weights that were read while their units were not entered: whether that is news."""
         names = self.weights.names
-        by_name = {name: module for module, name in names.items()}
-        for unit in self.units:
-            modules = [b.module() for b in unit.bindings if id(b.piece) in self.touched]
-            found = [names[module] for module in modules if module in names]
-            if unit.run and not self.learning:
-                within = [n for n in unit.names if any(f"{f}.".startswith(f"{n}.") for f in found)]
-                # If it happens again, none of them waits for another.
-                missed.update(within if unit.names[0] in self.starts else within[:1])
-                continue
-            for name in found:
-                name = name.rpartition(".")[0]
-                while name and isinstance(by_name.get(name), units.NEVER_CALLED):
-                    name = name.rpartition(".")[0]
-                read.add(name)
-        if missed:
+        runs = [u for u in self.units if u.run and not self.learning]
+        others = [u for u in self.units if u not in runs]
+        if missed := outside.missed(runs, names, self.touched, self.starts):
             self.starts |= missed
-        elif read <= self.atomic | {""}:
-            return False
         else:
+            read = outside.readers(others, names, self.touched)
+            if read <= self.atomic | {""}:
+                return False
             self.atomic |= read - {""}
             self.learning = True
         self.unclean = True

@@ -1,0 +1,48 @@
+"""Weights that were read while their units were not entered: by whom, as far as that shows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from torch import nn
+
+from ebbtide._offload import units
+from ebbtide._offload.unit import Unit
+
+
+def missed(
+    runs: Iterable[Unit],
+    names: Mapping[nn.Module, str],
+    touched: Collection[int],
+    starts: Collection[str],
+) -> set[str]:
+    """Members of runs that were not entered. Only the first one of a run enters it, once their
+    order is known: so the pass went another way, and these are to be the first ones of runs."""
+    found: set[str] = set()
+    for unit in runs:
+        read = _touched(unit, names, touched)
+        within = [n for n in unit.names if any(f"{r}.".startswith(f"{n}.") for r in read)]
+        # If it happens again, none of them waits for another.
+        found.update(within if unit.names[0] in starts else within[:1])
+    return found
+
+
+def readers(
+    others: Iterable[Unit], names: Mapping[nn.Module, str], touched: Collection[int]
+) -> set[str]:
+    """Modules that have read what is in modules below them."""
+    by_name = {name: module for module, name in names.items()}
+    found: set[str] = set()
+    for unit in others:
+        for name in _touched(unit, names, touched):
+            name = name.rpartition(".")[0]
+            while name and isinstance(by_name.get(name), units.NEVER_CALLED):
+                name = name.rpartition(".")[0]
+            found.add(name)
+    return found
+
+
+def _touched(unit: Unit, names: Mapping[nn.Module, str], touched: Collection[int]) -> list[str]:
+    """Names of the modules whose weights were read, of a unit's."""
+    modules = [b.module() for b in unit.bindings if id(b.piece) in touched]
+    return [names[module] for module in modules if module in names]
