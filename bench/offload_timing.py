@@ -114,7 +114,10 @@ class Core:
                 break
         return took, quiet
 
-    def leave(self) -> None:
+    def __enter__(self) -> Core:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
         if self.all:
             os.sched_setaffinity(0, self.all)
 
@@ -134,18 +137,18 @@ class Turns:
         """For some seconds, or just so many rounds."""
         turns = list(functions.items())
         step = 0 if rounds == 1 else timed(turns[-1][1])
-        core = Core(tries=0 if rounds == 1 else 4 if step < SHORT else 1)
         least, most = (rounds, rounds) if rounds else (self.LEAST, self.MOST)
         quiet, others = [], []
         start = time.perf_counter()
-        while (count := len(quiet) + len(others)) < least or (
-            count < most and time.perf_counter() - start < seconds
-        ):
-            order = turns[:-2] + (turns[-2:] if count % 2 else turns[:-3:-1])
-            found = {name: core.timed(f) for name, f in order}
-            calm = all(undisturbed for _, undisturbed in found.values())
-            (quiet if calm else others).append({name: took for name, (took, _) in found.items()})
-        core.leave()
+        with Core(tries=0 if rounds == 1 else 4 if step < SHORT else 1) as core:
+            while (count := len(quiet) + len(others)) < least or (
+                count < most and time.perf_counter() - start < seconds
+            ):
+                order = turns[:-2] + (turns[-2:] if count % 2 else turns[:-3:-1])
+                found = {name: core.timed(f) for name, f in order}
+                calm = all(undisturbed for _, undisturbed in found.values())
+                took = {name: took for name, (took, _) in found.items()}
+                (quiet if calm else others).append(took)
         self.disturbed = len(others)
         self.rounds = quiet if len(quiet) >= self.LEAST else quiet + others
 
@@ -213,16 +216,15 @@ class Duet:
     ROUNDS = 24
 
     def __init__(self, first: Callable[[], Any], second: Callable[[], Any]) -> None:
-        core = Core()
         found: tuple[list[list[float]], ...] = ([], [])
-        for number in range(self.ROUNDS + 2):
-            core.take()
-            turns = [first, second] if number % 2 else [second, first]
-            parts = self._sing(*turns)
-            if number >= 2:
-                for to, its in zip(found, parts if number % 2 else parts[::-1], strict=True):
-                    to.append(its)
-        core.leave()
+        with Core() as core:
+            for number in range(self.ROUNDS + 2):
+                core.take()
+                turns = [first, second] if number % 2 else [second, first]
+                parts = self._sing(*turns)
+                if number >= 2:
+                    for to, its in zip(found, parts if number % 2 else parts[::-1], strict=True):
+                        to.append(its)
         self.first, self.second = (
             sum(statistics.median(part) for part in zip(*rounds, strict=True)) * 1e3
             for rounds in found
