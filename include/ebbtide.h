@@ -489,9 +489,9 @@ typedef struct ebb_fetch {
     /* A cargo that what is staged may become a part of: if it was the last that was fetched, is not in use
        yet, and has room behind it. *cargo is the same then, and one wait is for all of it. */
     uint64_t with;
-    /* An address in the ring, for a cargo of its own: it goes there if that skips no more than an eighth of
-       the ring. Who fetches the same things again and again finds them in few places so. */
-    uint64_t at;
+    /* An address in the ring, for a cargo of its own: it goes there if that skips no more than so many bytes
+       of the ring. Who fetches the same things again and again finds them in few places so. */
+    uint64_t at, skip;
     /* Not 0: what is not resident is staged, and its VBAR not asked whether it has room by now. */
     int stage;
 } ebb_fetch;

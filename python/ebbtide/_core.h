@@ -117,8 +117,10 @@ typedef struct spots {
 } spots;
 
 /* Where in a ring of so many bytes from `start` on a unit should be, so that it is where it was: the first such
-   spot from the head on, or the first of all, or one that is to recur; 0: anywhere. And a spot where it was. */
-uint64_t spots_near(spots *s, uint64_t size, uint64_t head, uint64_t start, uint64_t ring);
+   spot from the head on, or the first of all, or one that is to recur; 0: anywhere. `few`: that matters more
+   than to use all of the ring. And a spot where it was. */
+uint64_t spots_near(spots *s, uint64_t size, uint64_t head, uint64_t start, uint64_t ring,
+                    bool few);
 void spots_add(spots *s, uint64_t at);
 
 typedef struct piece {
@@ -138,6 +140,9 @@ spots *unit_spots(unit *u, uint64_t *size);
 
 /* What of it is not resident will not be, as far as is known. */
 bool unit_settled(const unit *u);
+
+/* Its layers are many, and small. */
+bool unit_small(const unit *u);
 
 /* Enter a unit whose weights are all resident, on the current stream: 1. 0: it is not so, or somebody
    is in. -1: an exception. And leave one. */

@@ -137,6 +137,7 @@ class Unit:
     def is_resident(self) -> bool: ...
     stale: int
     settled: bool
+    small: bool
     base: Any
     version: int
     def __init__(

@@ -16,6 +16,10 @@
 
 enum { FEW = 16 }; /* pieces for which the stack has room */
 
+/* Parts of the ring that may be skipped for a spot where a unit was: of many small layers, which the host is
+   busy with, it has fewer tensors to touch so; for others the link is to have all of the ring. */
+enum { NEAR = 8, FAR = 4 };
+
 typedef struct load {
     PyObject_HEAD uint64_t *staged; /* of each piece so far, its place in the ring; 0: resident */
     uint64_t *cargoes;
@@ -118,8 +122,10 @@ static ebb_status send(load *l, ebb_mover *mover, unit *u, bool demand)
                               .signature = pieces[i].signature};
     uint64_t size;
     spots *were = unit_spots(u, &size);
+    bool small = unit_small(u);
     const ebb_fetch how = {.with = last,
-                           .at = last ? 0 : spots_near(were, size, head, start, ring),
+                           .at = last ? 0 : spots_near(were, size, head, start, ring, small),
+                           .skip = ring / (small ? FAR : NEAR),
                            .stage = unit_settled(u)};
     ebb_status status;
     Py_BEGIN_ALLOW_THREADS

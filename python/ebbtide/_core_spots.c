@@ -9,9 +9,9 @@
  */
 #include "_core.h"
 
-enum { DRIFTS = 4, GRID = 5, ALIGNMENT = 512, PAGE = 2 << 20 };
+enum { DRIFTS = 4, GRID = 5, COARSE = 2, ALIGNMENT = 512, PAGE = 2 << 20 };
 
-uint64_t spots_near(spots *s, uint64_t size, uint64_t head, uint64_t start, uint64_t ring)
+uint64_t spots_near(spots *s, uint64_t size, uint64_t head, uint64_t start, uint64_t ring, bool few)
 {
     uint64_t behind = 0, lowest = 0;
     if (start != s->start)
@@ -25,12 +25,16 @@ uint64_t spots_near(spots *s, uint64_t size, uint64_t head, uint64_t start, uint
     }
     if (!s->drifts)
         return behind ? behind : lowest;
-    uint64_t grid = (size > ring / 2 ? size : ring / 2) / GRID;
+    uint64_t grid = (size > ring / 2 ? size : ring / 2) / (few ? COARSE : GRID);
     /* A page that a unit has a part of cannot be given to tensors as long as that is in use. */
     uint64_t step = grid < PAGE ? ALIGNMENT : PAGE;
     grid = grid ? (grid + step - 1) / step * step : step;
     uint64_t next = start + ((head > start ? head - start : 0) + grid - 1) / grid * grid;
-    return behind && behind < next ? behind : next;
+    /* What is left before the end would be a spot of its own, or several. */
+    bool round = few && next >= start + ring;
+    if (round)
+        next = start;
+    return behind && (round || behind < next) ? behind : next;
 }
 
 void spots_add(spots *s, uint64_t at)

@@ -442,6 +442,7 @@ static PyMemberDef unit_members[] = {
     {"depth", T_UINT, offsetof(unit, depth), READONLY, "times entered and not left"},
     {"stale", T_INT, offsetof(unit, stale), 0, "it is not entered any more"},
     {"settled", T_BOOL, offsetof(unit, settled), 0, "no place of its own is tried for"},
+    {"small", T_BOOL, offsetof(unit, small), 0, "its layers are many, and small"},
     {"base", T_OBJECT, offsetof(unit, base), 0, "the tensor that its own are views of"},
     {"version", T_LONG, offsetof(unit, version), 0, "the base's, when it was last looked at"},
     {NULL, 0, 0, 0, NULL},
@@ -471,6 +472,11 @@ spots *unit_spots(unit *u, uint64_t *size)
 bool unit_settled(const unit *u)
 {
     return u->settled;
+}
+
+bool unit_small(const unit *u)
+{
+    return u->small;
 }
 
 piece *unit_pieces(unit *u, size_t *count, ebb_vbar *handle)

@@ -40,6 +40,7 @@ struct unit {
     PyObject *ahead;    /* what will be needed, by swap */
     PyObject *now;      /* the same, of what is found while it is entered; or NULL */
     char settled;       /* what of it is not resident will not be, as far as is known */
+    char small;         /* its layers are many, and small */
     spots spots;        /* in the ring, where it was */
     uint64_t size;      /* of all pieces */
 };

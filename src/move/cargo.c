@@ -144,9 +144,9 @@ static ebb_status stage(ebb_mover *mover, ebb_load *loads, size_t count, uint64_
     /* The ring may be another by now. */
     bool there = how->at >= mover->base && how->at % EBB__ALIGNMENT == 0;
     uint64_t at = there ? how->at - mover->base : UINT64_MAX;
-    bool placed = longer || ebb__ring_place(&mover->ring, bytes, at, &start);
+    bool placed = longer || ebb__ring_place(&mover->ring, bytes, at, how->skip, &start);
     if (!placed && ebb__ring_recede(&mover->ring))
-        placed = ebb__ring_place(&mover->ring, bytes, at, &start);
+        placed = ebb__ring_place(&mover->ring, bytes, at, how->skip, &start);
     if (mover->changing || !placed) {
         mover->no_room++;
         return EBB_OFFLOADED;

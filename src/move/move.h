@@ -72,9 +72,10 @@ void ebb__ring_free(ebb__ring *ring);
 
 uint64_t ebb__ring_size(const ebb__ring *ring);
 
-/* Where `bytes` would go: at `at`, if that is near enough, or else as near as can be; false: there is no
-   room now. */
-bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t *start);
+/* Where `bytes` would go: at `at`, if no more than `skip` bytes are skipped for that, or else as near as can
+   be; false: there is no room now. */
+bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t skip,
+                     uint64_t *start);
 
 /* How many of `bytes` would have room now, in one piece: at the head, if that has room for `least` of them,
    rather than where more have. */

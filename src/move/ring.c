@@ -88,20 +88,21 @@ static uint64_t free_at(const ebb__ring *ring, uint64_t at)
     return 0;
 }
 
-/* Whether `bytes` may be at `at`: there is room, and little is skipped. */
-static bool near(const ebb__ring *ring, uint64_t bytes, uint64_t at)
+/* Whether `bytes` may be at `at`: there is room, and no more is skipped than may be. */
+static bool near(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t skip)
 {
     uint64_t skipped = at - ring->head;
     if (at < ring->head) /* round the end */
         skipped = ring->pieces[ring->piece_count - 1].end - ring->head + at - ring->pieces[0].start;
-    return skipped <= ebb__ring_size(ring) / 8 && bytes <= free_at(ring, at);
+    return skipped <= skip && bytes <= free_at(ring, at);
 }
 
-bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t *start)
+bool ebb__ring_place(const ebb__ring *ring, uint64_t bytes, uint64_t at, uint64_t skip,
+                     uint64_t *start)
 {
     ebb__span free;
     *start = at;
-    if (ring->piece_count && near(ring, bytes, at))
+    if (ring->piece_count && near(ring, bytes, at, skip))
         return true;
     for (size_t i = 0; stretch(ring, i, &free); i++) {
         *start = free.start;

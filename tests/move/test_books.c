@@ -4,6 +4,8 @@
 #include "harness.h"
 #include "move.h"
 
+enum { NEAR = 6 }; /* bytes that may be skipped */
+
 static ebb__flag flags[4096];
 static size_t flag_count;
 
@@ -11,7 +13,7 @@ static uint64_t add(ebb__ring *ring, uint64_t bytes)
 {
     uint64_t start;
     REQUIRE(ebb__ring_ready(ring));
-    if (!ebb__ring_place(ring, bytes, UINT64_MAX, &start))
+    if (!ebb__ring_place(ring, bytes, UINT64_MAX, NEAR, &start))
         return 0;
     for (ebb__cargo *past; (past = ebb__ring_past(ring, start, start + bytes));)
         ebb__ring_forget(ring, past);
@@ -46,8 +48,8 @@ static void places_go_round_between_the_new_ends(void)
     ebb__ring_cut(&ring, 0, 20); /* a's place, or half of it */
     CHECK_EQ(ebb__ring_check(&ring), 0);
     CHECK_EQ(ebb__ring_used(&ring), 60);
-    CHECK(!ebb__ring_place(&ring, 21, UINT64_MAX, &at));
-    CHECK(!ebb__ring_place(&ring, 21, 10, &at)); /* what was given up is no place */
+    CHECK(!ebb__ring_place(&ring, 21, UINT64_MAX, NEAR, &at));
+    CHECK(!ebb__ring_place(&ring, 21, 10, NEAR, &at)); /* what was given up is no place */
     uint64_t c = add(&ring, 20);
     CHECK_EQ(start_of(&ring, c), 20);
     CHECK_EQ(ebb__ring_used(&ring), 80);
@@ -59,13 +61,13 @@ static void places_go_round_between_the_new_ends(void)
     over(&ring, c, NULL);
     uint64_t e = add(&ring, 15);
     CHECK_EQ(start_of(&ring, e), 20);
-    CHECK(ebb__ring_place(&ring, 5, 18, &at) && at == 35); /* below the ring */
+    CHECK(ebb__ring_place(&ring, 5, 18, NEAR, &at) && at == 35); /* below the ring */
     over(&ring, d, NULL);
     over(&ring, e, NULL);
     uint64_t f = add(&ring, 33);
     CHECK_EQ(ring.head, 68);
-    CHECK(ebb__ring_place(&ring, 5, 18, &at) && at == 20); /* near, and below the ring */
-    CHECK(ebb__ring_place(&ring, 5, 22, &at) && at == 22);
+    CHECK(ebb__ring_place(&ring, 5, 18, NEAR, &at) && at == 20); /* near, and below the ring */
+    CHECK(ebb__ring_place(&ring, 5, 22, NEAR, &at) && at == 22);
     over(&ring, f, NULL);
     ebb__ring_begin(&ring, 50);
     CHECK_EQ(start_of(&ring, add(&ring, 50)), 0);
@@ -163,11 +165,11 @@ static void the_middle_goes_and_places_go_round_it(void)
     CHECK_EQ(ebb__ring_size(&ring), 55);
     CHECK_EQ(ebb__ring_used(&ring), 40);
     /* From the head to the gap, or from behind it to the tail; never across. */
-    CHECK(ebb__ring_place(&ring, 5, UINT64_MAX, &at) && at == 20);
-    CHECK(ebb__ring_place(&ring, 6, UINT64_MAX, &at) && at == 70);
-    CHECK(ebb__ring_place(&ring, 5, 71, &at) && at == 20); /* that skips too much */
-    CHECK(ebb__ring_place(&ring, 6, 22, &at) && at == 70);
-    CHECK(!ebb__ring_place(&ring, 11, UINT64_MAX, &at));
+    CHECK(ebb__ring_place(&ring, 5, UINT64_MAX, NEAR, &at) && at == 20);
+    CHECK(ebb__ring_place(&ring, 6, UINT64_MAX, NEAR, &at) && at == 70);
+    CHECK(ebb__ring_place(&ring, 5, 71, NEAR, &at) && at == 20); /* that skips too much */
+    CHECK(ebb__ring_place(&ring, 6, 22, NEAR, &at) && at == 70);
+    CHECK(!ebb__ring_place(&ring, 11, UINT64_MAX, NEAR, &at));
     CHECK_EQ(ebb__ring_room(&ring, 30, 1), 5);
     CHECK_EQ(ebb__ring_room(&ring, 30, 6), 10);
     CHECK_EQ(ebb__ring_room(&ring, 30, UINT64_MAX), 10);
@@ -196,7 +198,7 @@ static void the_middle_goes_and_places_go_round_it(void)
     over(&ring, f, NULL);
     ebb__ring_cut(&ring, 77, 100);
     CHECK_EQ(ebb__ring_size(&ring), 0);
-    CHECK(!ebb__ring_place(&ring, 1, 80, &at) && ebb__ring_room(&ring, 1, 0) == 0);
+    CHECK(!ebb__ring_place(&ring, 1, 80, NEAR, &at) && ebb__ring_room(&ring, 1, 0) == 0);
     ebb__ring_free(&ring);
 }
 

@@ -314,7 +314,7 @@ static uint64_t fetch_at(haul *h, ebb_load *load, uint64_t at)
 {
     uint64_t cargo = 0;
     *load = haul_load(h, 0, SMALL);
-    const ebb_fetch how = {.at = at};
+    const ebb_fetch how = {.at = at, .skip = 2 * SMALL};
     CHECK_EQ(ebb_mover_fetch(h->mover, h->vbar, load, 1, &how, &cargo), EBB_OK);
     haul_check(h);
     return cargo;
@@ -400,7 +400,7 @@ static void storm(unsigned seed)
                      (unsigned)rand_r(&seed) % SMALL / 512 * 512;
             if (rand_r(&seed) % 4 == 0)
                 at = haul_stats(&h).address + (unsigned)rand_r(&seed) % SMALL / 512 * 512;
-            ebb_fetch how = {.at = at};
+            ebb_fetch how = {.at = at, .skip = SMALL};
             ebb_status status =
                 ebb_mover_fetch(h.mover, h.vbar, f->loads, f->count, &how, &f->cargo);
             how.with = f->cargo;

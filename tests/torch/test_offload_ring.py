@@ -360,3 +360,34 @@ def test_a_unit_that_is_found_resident_needs_nothing_of_what_was_sent_for(free_r
         assert torch.equal(streaming.model(streaming.x), streaming.expected)
     hook.remove()
     streaming.run(2)
+
+
+@pytest.mark.parametrize("share", [0.6, 0.36, 0.1, 0.05, 0.0])
+def test_runs_of_small_layers_come_to_a_few_places_again_and_again(free_room, share):
+    """To make tensors over a new one takes the host longer than to compute with them."""
+    width, count = 128, 1000
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+    size = 4 * width * width * count
+    with torch.no_grad():
+        x = torch.randn(1, width, device="cuda")
+        expected = copy.deepcopy(model).cuda()(x)
+    free_room.of = lambda model: size // 2
+    handle = free_room.offload(model)
+    ours = model.forward.model
+
+    def run(passes):
+        with torch.no_grad():
+            for _ in range(passes):
+                assert torch.equal(model(x), expected)
+        return [dict(u.views) for u in ours.units]
+
+    run(2)
+    more = int(share * size) + 2 * handle.stats()["largest_unit"] + 5 * MIB
+    with free_room.device() as device:
+        device.limit = free_room.limit - size // 2 + more
+    known = run(50)
+    assert all(u.small for u in ours.units) and len(ours.units) > 10 and any(known)
+    again = run(20)
+    for before, now in zip(known, again, strict=True):
+        assert before.keys() == now.keys()
+        assert all(now[key] is before[key] for key in now)
