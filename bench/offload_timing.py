@@ -46,8 +46,8 @@ def timed(function: Callable[[], Any], steps: int = 1) -> float:
     return start.elapsed_time(end) / steps
 
 
-SHORT = 100  # milliseconds; shorter steps are mostly the host's,
-SOME = 4  # and so many in a row are measured, for one of them says less
+SHORT = 100  # milliseconds; shorter steps are mostly the host's
+LONG_ONES, SHORT_ONES = 2, 4  # so many steps in a row are measured: one of them says less
 
 
 class Spin:
@@ -144,7 +144,7 @@ class Turns:
         least, most = (rounds, rounds) if rounds else (self.LEAST, self.MOST)
         quiet, others = [], []
         start = time.perf_counter()
-        tries, steps = (0, 1) if rounds == 1 else (4, SOME) if step < SHORT else (1, 1)
+        tries, steps = (0, 1) if rounds == 1 else (4, SHORT_ONES) if step < SHORT else (1, LONG_ONES)
         with Core(tries) as core:
             while (count := len(quiet) + len(others)) < least or (
                 count < most and time.perf_counter() - start < seconds
