@@ -144,7 +144,9 @@ class Turns:
         least, most = (rounds, rounds) if rounds else (self.LEAST, self.MOST)
         quiet, others = [], []
         start = time.perf_counter()
-        tries, steps = (0, 1) if rounds == 1 else (4, SHORT_ONES) if step < SHORT else (1, LONG_ONES)
+        tries, steps = (4, SHORT_ONES) if step < SHORT else (1, LONG_ONES)
+        if rounds == 1:
+            tries, steps = 0, 1
         with Core(tries) as core:
             while (count := len(quiet) + len(others)) < least or (
                 count < most and time.perf_counter() - start < seconds
