@@ -5,7 +5,7 @@
  * Mostly that comes about by itself: what comes in a pass is a number of rings, or a part of one. If not, then
  * all units are a little further on in each pass, and never at a spot again. A unit that finds itself at new
  * ones, time and again, drifts: from then on it goes to the next of a few, a part of its size, or of the
- * ring's, apart. That skips a little of the ring.
+ * ring's, apart. That skips a little of the ring; for many small layers, whose spots are to be `few`, more.
  */
 #include "_core.h"
 
