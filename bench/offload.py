@@ -9,10 +9,11 @@ copies as many bytes. Both are measured in the same run. The limit is what must 
 activations, and two of the largest units; the resident model lies beside it, for comparison, and is
 not counted.
 
-Figures are medians. Where the host is all the bound, and shared with others, they say how disturbed
-it was. The share of the host's time is then what to look at: how much of it the resident model
-takes, of what the offloaded one takes, if both run by turns of a few layers (offload_timing.Duet).
-It is told where the host seems to be the bound.
+Figures are medians of rounds. In a round, a short step that was disturbed is tried again, and if
+all tries were, the shortest counts, of every model alike. Where the host is all the bound, and shared
+with others, they say how disturbed it was. The share of the host's time is then what to look at:
+how much of it the resident model takes, of what the offloaded one takes, if both run by turns of a
+few layers (offload_timing.Duet). It is told where the host seems to be the bound.
 
 Parts: llama, dit, linears (shares of them resident); resident (all of it); accelerate; generate;
 equals (what these measures say of two models that are the same).

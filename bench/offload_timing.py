@@ -107,8 +107,8 @@ class Core:
         return self.spin is None or not self.all or self.spin() < 1.15 * self.best < math.inf
 
     def timed(self, function: Callable[[], Any], steps: int) -> tuple[float, bool]:
-        """Milliseconds of a step, and whether nobody disturbed it. If all tries were disturbed, of
-        the one that was least: that never makes a step shorter."""
+        """Milliseconds of a step, and whether nobody disturbed it. If all tries were disturbed, the
+        shortest: to be disturbed makes a step longer, whichever model's it is."""
         found = []
         for _ in range(max(self.tries, 1)):
             self.take()
