@@ -11,9 +11,9 @@ not counted.
 
 Figures are medians of rounds. In a round, a short step that was disturbed is tried again, and if
 all tries were, the shortest counts, of every model alike. Where the host is all the bound, and
-shared with others, they say how disturbed it was. The share of the host's time is then what to look at:
-how much of it the resident model takes, of what the offloaded one takes, if both run by turns of a
-few layers (offload_timing.Duet). It is told where the host seems to be the bound.
+shared with others, they say how disturbed it was. The share of the host's time is then what to look
+at: how much of it the resident model takes, of what the offloaded one takes, if both run by turns
+of a few layers (offload_timing.Duet). It is told where the host seems to be the bound.
 
 Parts: llama, dit, linears (shares of them resident); resident (all of it); accelerate; generate;
 equals (what these measures say of two models that are the same).
