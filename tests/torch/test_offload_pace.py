@@ -93,6 +93,14 @@ def test_a_ring_is_two_units_where_the_gpu_is_slow():
     assert best_ring(steps(20, 4.0), RATE, UNIT + UNIT // 4, 2 * UNIT) == 2 * UNIT
 
 
+@pytest.mark.parametrize("part", [1.5, 2, 2.25, 2.5, 3])
+def test_what_comes_beside_a_slow_gpu_is_no_reason_for_a_small_ring(part):
+    """It costs nothing there that less stays, and a pass that waits may do so for what is not
+    reckoned with: pieces of several sizes, say, of which the ring holds less than it has room."""
+    given = steps(20, 4.0, pieces=16)
+    assert best_ring(given, RATE, int(part * UNIT), 3 * UNIT) == 3 * UNIT
+
+
 def test_a_ring_is_in_between_where_both_are():
     sizes = [best_ring(steps(20, busy), RATE, 2 * UNIT, 2 * UNIT) for busy in (0.1, 0.7, 1.4, 3)]
     assert sizes == sorted(sizes) and len(set(sizes)) > 2

@@ -64,13 +64,14 @@ def _usable(step: Step, ring: float) -> float:
 def best_ring(steps: Sequence[Step], rate: float, ring: int, most: int) -> int:
     """Which size of the ring makes a pass the shortest, if what it has less than now is had by
     weights that stay, and need not come. If several do, the largest."""
-    busy = sum(step.busy + step.after for step in steps)
     # A unit may lie around the end of the ring, if it is of several pieces.
     least = max(step.bytes + step.largest * (step.bytes > step.largest) for step in steps)
+    come = sum(step.bytes for step in steps)
     sizes = [most - most * i // SIZES for i in range(SIZES)]
     best, shortest = most, math.inf
     for size in (*(size for size in sizes if size > least), min(least, most)):
-        took = max(time_of(steps, rate, size) - (ring - size) / rate, busy)
+        # So much more comes in every pass, or less: only where the link is the bound, that matters.
+        took = time_of(steps, rate * come / max(come + size - ring, 1), size)
         if took < shortest * (1 - GAIN):
             best, shortest = size, took
     return best
