@@ -15,6 +15,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     import torch
 
     from ebbtide.sim import Card
+
+# How an object goes. It is a default argument there: at the interpreter's end, what modules have is
+# gone before some objects are, and who goes then finds None in its place.
+QUIETLY = contextlib.suppress(AttributeError, TypeError, _core.Error)
 
 _closed_cards: list[Card] = []
 _cards_lock = threading.Lock()
@@ -98,9 +103,9 @@ class Device(_core.Device):
             with _cards_lock:
                 _closed_cards.append(card)
 
-    def __del__(self) -> None:
+    def __del__(self, quietly: AbstractContextManager[None] = QUIETLY) -> None:
         # The card is closed after the device, and only if that could be.
-        with contextlib.suppress(_core.Error, TypeError):
+        with quietly:
             self.close()
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -42,6 +44,28 @@ def test_a_deleted_model_leaves_nothing_behind(room):
     assert "gone" in repr(handle)
     with pytest.raises(ebbtide.Gone, match="deleted"):
         handle.stats()
+
+
+ENDING = """
+import os
+import ebbtide.sim
+if not os.environ.get("EBBTIDE_TEST_GPU"):
+    ebbtide.sim.start(memory="64MiB")
+import torch
+from ebbtide._offload import model as module  # it goes before what is ours
+torch.of_mine = lambda: None  # so that ours goes last
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(40)))
+ebbtide.offload(model, limit="24MiB")
+with torch.no_grad():
+    model(torch.ones(2, 512, device="cuda"))
+print("the end")
+"""
+
+
+def test_a_model_that_is_there_until_the_end_goes_quietly():
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "the end\n")
+    assert "Traceback" not in done.stderr, done.stderr
 
 
 def test_a_part_that_outlives_its_model_still_works(room):

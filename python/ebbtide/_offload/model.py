@@ -14,6 +14,7 @@ import math
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -28,7 +29,7 @@ from ebbtide._offload.share import Share
 from ebbtide._offload.station import Station
 from ebbtide._offload.timing import Timing
 from ebbtide._offload.unit import Binding, Unit
-from ebbtide.vbar import VBAR
+from ebbtide.vbar import QUIETLY, VBAR
 
 # Part of a model, that stays, above which runs of small layers do so as a whole; and how much less
 # it has to be for that to be over. With a half of it in passing the link has time between them.
@@ -109,9 +110,9 @@ class Model:
                     tensor.data = tensor.data.to(device)
             raise
 
-    def __del__(self) -> None:
+    def __del__(self, quietly: AbstractContextManager[None] = QUIETLY) -> None:
         # Nobody will use what is on its way, and the ring cannot go before it.
-        with contextlib.suppress(AttributeError, _core.Error):
+        with quietly:
             self.drop_loads()
             self.timing.forget()
 

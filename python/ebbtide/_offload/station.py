@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar
 
 from ebbtide import _attach, _core
 from ebbtide._offload.timing import Link
-from ebbtide.vbar import Device
+from ebbtide.vbar import QUIETLY, Device
 
 if TYPE_CHECKING:
     from ebbtide._offload.model import Model
@@ -52,9 +52,9 @@ class Station:
                 found = cls._all[index] = cls(index)
             return found
 
-    def __del__(self) -> None:
+    def __del__(self, quietly: AbstractContextManager[None] = QUIETLY) -> None:
         # The last model is gone. Its host memory may still be looked at, and keeps the mover.
-        with contextlib.suppress(AttributeError, _core.Error):
+        with quietly:
             self.mover.set_ring(0)
 
     def runs_another(self, model: Model) -> bool:
