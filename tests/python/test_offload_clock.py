@@ -57,3 +57,14 @@ def test_the_ring_is_as_large_as_it_has_to_be(python, repository):
     # What stays gives way to tensors: all of a unit has to come then. And two may be in use.
     assert case["tensors grow"]["ring"] >= 1
     assert case["two at once"]["ring"] == 2
+
+
+def test_no_weight_is_late_when_passes_become_long(python, repository):
+    done = python(str(repository / "tests" / "python" / "offload_sizes.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    short, long, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert last == {"hazards": []}
+    assert short["one_by_one"] == long["one_by_one"] == 0
+    # A ring that is smaller than two units pays, where it is the link that takes the time.
+    assert short["ring"] < 2 and short["step"] < short["link"]
+    assert long["step"] <= long["busy"] * 1.01

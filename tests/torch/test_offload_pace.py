@@ -188,6 +188,26 @@ def test_a_ring_follows_a_change_at_once_that_went_to_and_fro_before():
     assert share.ring_size() == 2 * UNIT
 
 
+def test_a_ring_grows_by_a_little_if_weights_are_late():
+    share = share_of_a_model()
+    for late in (False, True):
+        share.forget_needs()
+        share.need = 2 * UNIT - UNIT // 4
+        share._enough = MOST_NEEDS  # it went to and fro
+        for _ in range(4 * NEEDS):
+            share.needs(2 * UNIT, late)
+        assert (share.ring_size() == 2 * UNIT) is late
+
+
+def test_passes_are_measured_for_as_long_as_weights_are_late():
+    share = share_of_a_model()
+    share.need, share._same = 2 * UNIT - UNIT // 4, 1000
+    share.needs(2 * UNIT)
+    assert [share.unsteady() for _ in range(4)] == [False] * 4
+    share.needs(2 * UNIT, late=True)
+    assert [share.unsteady() for _ in range(4)] == [True] * 4
+
+
 class Marks:
     """A mover whose marks are milliseconds."""
 
@@ -205,18 +225,37 @@ class Marks:
         pass
 
 
-@pytest.mark.parametrize(("waits", "known"), [(0.0, False), (5.0, True)])
-def test_a_pass_in_which_the_gpu_waits_for_nothing_says_nothing_of_the_link(waits, known):
-    """What is sent then waits for room in the ring, and seems to be slow."""
-    marks, link = Marks(), Link()
+def passes(link, waits, takes, count):
+    """What is found out of some in which one unit is waited for, and then computes."""
+    marks = Marks()
     timing = Timing(marks, link)
     unit = SimpleNamespace(groups=[SimpleNamespace(bytes=UNIT)])
     load = SimpleNamespace(staged=[1])
-    link.saw(UNIT, 20.0)
-    for _ in range(2 * PASSES):
+    for _ in range(count):
         timing.begin()
-        for marks.now, step in ((0.0, timing.waits), (waits, timing.enters), (20.0, timing.leaves)):
+        timeline = (0.0, timing.waits), (waits, timing.enters), (waits + takes, timing.leaves)
+        for marks.now, step in timeline:
             step(*([unit, load] if step == timing.enters else [unit]))
         timing.end()
-        assert (timing.look(2 * UNIT, 2 * UNIT, 2 * UNIT) is not None) and not timing.on
+        yield timing.look(2 * UNIT, 2 * UNIT, 2 * UNIT)
+        assert not timing.on
+
+
+@pytest.mark.parametrize(("waits", "known"), [(0.0, False), (5.0, True)])
+def test_a_pass_in_which_the_gpu_waits_for_nothing_says_nothing_of_the_link(waits, known):
+    """What is sent then waits for room in the ring, and seems to be slow."""
+    link = Link()
+    link.saw(UNIT, 20.0)
+    assert all(found is not None for found in passes(link, waits, 15.0, 2 * PASSES))
     assert link.known is known
+
+
+@pytest.mark.parametrize(
+    ("waits", "takes", "late"), [(5.0, 15.0, False), (5.0, 25.0, True), (0.2, 25.0, False)]
+)
+def test_weights_are_late_if_the_gpu_has_enough_to_compute_and_waits_all_the_same(
+    waits, takes, late
+):
+    link = Link()
+    link.saw(UNIT, 20.0)
+    assert [found[1] for found in passes(link, waits, takes, 2)] == [late] * 2

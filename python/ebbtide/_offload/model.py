@@ -316,9 +316,9 @@ class Model:
         if not self.timed or self.station.crowded:
             self.timing.forget()
             return
-        need = self.timing.look(self.station.ring, self.share.whole(), self.share.most())
-        if need is not None:
-            self.share.needs(need)
+        found = self.timing.look(self.station.ring, self.share.whole(), self.share.most())
+        if found is not None:
+            self.share.needs(*found)
         if not self.learning and self.share.unsteady():
             self.timing.begin()
 

@@ -25,6 +25,7 @@ class Share:
         self.need: int | None = None  # bytes of a ring that are enough, if that is known
         self._needs: list[int] = []  # pass by pass
         self._enough = NEEDS  # of those
+        self._matters = COARSE  # part of a unit by which the last one differs, or does not
         self._grew: bool | None = None  # the ring did, the last time that it was made another
         self.peaks: deque[int] = deque(maxlen=PEAKS)  # what tensors held, pass by pass
         self.small = 0  # bytes of weights that are on the GPU as plain tensors
@@ -57,11 +58,13 @@ class Share:
         """That a ring may have."""
         return _up(self.slots * self.largest)
 
-    def needs(self, size: int) -> None:
-        """A ring of that size would have been the best, for a pass."""
+    def needs(self, size: int, late: bool = False) -> None:
+        """A ring of that size would have been the best, for a pass. If its weights were late, a
+        little more of a ring matters, too, for as long as it is not there."""
         self._needs.append(min(_up(size), self.most()))
         del self._needs[: -self._enough]
-        for count, part in ((min(self._enough, 4 * NEEDS), COARSE), (self._enough, FINE)):
+        self._matters = FINE if late and self._needs[-1] > self.whole() else COARSE
+        for count, part in ((min(self._enough, 4 * NEEDS), self._matters), (self._enough, FINE)):
             if len(self._needs) >= count:
                 size = sorted(self._needs[-count:])[count // 2]
                 if self._differs(size, part):
@@ -106,7 +109,7 @@ class Share:
         self._passes += 1
         if self._passes % LOOKS == 0 or self._same <= PEAKS:
             return True
-        return self._differs(self._needs[-1], COARSE) if self._needs else False
+        return self._differs(self._needs[-1], self._matters) if self._needs else False
 
     def ring_gave_way(self, size: int) -> None:
         """To tensors: it is of that size now."""

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 LEAST = 1 << 18  # bytes that say something of the link
 PASSES = 8  # that are looked at for its sake: it is what it is
 MOST = 1024  # units in use that are a pass
-WAITS = 0.005  # part of a pass for which the GPU waits for weights, and that is worth a thought
+# Part of a pass for which the GPU waits for weights: that is worth a thought, and that is not to
+# last if there is enough for it to compute.
+WAITS, LATE = 0.005, 0.01
 
 
 def _mark(mover: _core.Mover, own: bool = False) -> int:
@@ -128,9 +130,10 @@ class Timing:
             self._mover.unmark(end)
         self._mover.unmark(last)
 
-    def look(self, ring: int, wanted: int, most: int) -> int | None:
+    def look(self, ring: int, wanted: int, most: int) -> tuple[int, bool] | None:
         """How large the ring should be, by the pass that was measured, in which it was so large,
-        and should have been so large; None: that is not known yet."""
+        and should have been so large; and whether what came was late without need. None: that is
+        not known yet."""
         if not self._last:
             return None
         try:
@@ -142,12 +145,17 @@ class Timing:
         self.forget()
         if not any(step.bytes for step in steps):
             return None
+        busy = sum(step.busy + step.after for step in steps)
         # If it is not the link that takes the time, but the GPU or the host, nothing is to be had;
         # and to reckon takes the host a millisecond or two.
-        if waited <= WAITS * sum(step.busy + step.after for step in steps):
-            return wanted
+        if waited <= WAITS * busy:
+            return wanted, False
         self._link.was_busy()
-        return best_ring(steps, self._link.rate, ring, most) if self._link.rate else None
+        rate = self._link.rate
+        if not rate:
+            return None
+        late = waited > LATE * busy and busy > sum(step.bytes for step in steps) / rate
+        return best_ring(steps, rate, ring, most), late
 
     def _read(self) -> tuple[list[Step], float]:
         """The pass that was measured, or nothing if it was not one like others; and how many
