@@ -414,18 +414,21 @@ EBB_API ebb_status ebb_host_free(ebb_device device, void *memory);
 
 /*
  * Pin memory of somebody else's that is to be copied from, if it is not: a tensor, or part of a file
- * that is mapped. One ebb_host_return() for each EBB_OK. Until then it stays mapped, and if it is a
- * file's nobody writes to it: no copy from the GPU can, and where it is mapped privately the GPU may
- * read the file's pages, not the program's. Of a file the whole mapping is pinned, once; of anything
- * else these bytes. What is pinned already, by whomever, is left as it is.
+ * that is mapped. *from: where the GPU copies it from, memory itself or another address of the same
+ * pages. One ebb_host_return() for each EBB_OK. Until then it stays mapped, and if it is a file's
+ * nobody writes to it: no copy from the GPU can, and where it is mapped privately the GPU reads what
+ * the file has, at another address. Of a file the whole mapping is pinned, once; of anything else these
+ * bytes. What is pinned already, by whomever, is left as it is.
  *
  * EBB_OK: one pinned piece holds all of it. Anything else: copy it into memory of ebb_host_alloc()
  * instead. EBB_INVALID: nothing is mapped there, or it overlaps with what is borrowed or pinned and
- * is not within; EBB_DRIVER_FAILED: the driver would not pin it; EBB_NO_HOST_MEMORY, EBB_GONE,
+ * is not within, or it is a privately mapped file to which the program has written, or which has no
+ * name any more; EBB_DRIVER_FAILED: the driver would not pin it; EBB_NO_HOST_MEMORY, EBB_GONE,
  * EBB_FORKED. Blocks while pages are pinned (about 30 ms per GiB that is in memory). While something
  * is borrowed, the device cannot be closed (EBB_BUSY).
  */
-EBB_API ebb_status ebb_host_borrow(ebb_device device, const void *memory, uint64_t bytes);
+EBB_API ebb_status ebb_host_borrow(ebb_device device, const void *memory, uint64_t bytes,
+                                   const void **from);
 
 /*
  * Undo one ebb_host_borrow() of the same range; the caller knows that no copy reads it any more.

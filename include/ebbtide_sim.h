@@ -177,6 +177,7 @@ typedef enum ebbsim_kind {
     EBBSIM_HAZARD_SOURCE,   /* the host changed a copy's source before it could know it over */
     EBBSIM_HAZARD_ACCESS,   /* work touches memory its device has no access to */
     EBBSIM_HAZARD_UNMAPPED, /* work touches memory that is not mapped */
+    EBBSIM_HAZARD_PRIVATE, /* a privately mapped file is pinned to be read: that may never return */
 } ebbsim_kind;
 
 /* One side of a hazard: who touched what, when. */

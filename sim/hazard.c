@@ -172,6 +172,20 @@ void sim_report_access(const work *w, uint64_t address, int owner)
     }
 }
 
+void sim_report_private(const char *call, uint64_t address, uint64_t size)
+{
+    ebbsim_hazard h = {.kind = EBBSIM_HAZARD_PRIVATE,
+                       .first = side_of_host("a private mapping", address, size),
+                       .second = side_of_host(call, address, size)};
+    char b[256];
+    describe(b, sizeof b, &h.second, "pins");
+    file(&h,
+         "private file: %s, which is a private mapping of a file. The system copies every page for "
+         "that, and where it has the file in huge pages the call never returns. Map the file "
+         "shared, and pin that.",
+         b);
+}
+
 /* ---- asking ----------------------------------------------------------------------------------- */
 
 unsigned long ebbsim_hazards(void)

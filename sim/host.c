@@ -71,9 +71,8 @@ CUresult sim_host_free(uint64_t address)
     return CUDA_SUCCESS;
 }
 
-/* Is part of it a file on a disk that is written through memory? The system pins no such pages for
-   writing: it could not tell when they change. */
-static bool written_through(uint64_t start, uint64_t end)
+/* Is part of it a file on a disk that is mapped so: 's' and written through memory, or 'p'? */
+static bool has_file(uint64_t start, uint64_t end, char sharing)
 {
     FILE *maps = fopen("/proc/self/maps", "re");
     char *line = NULL;
@@ -84,7 +83,8 @@ static bool written_through(uint64_t start, uint64_t end)
         char access[5], path[6] = "";
         if (sscanf(line, "%lx-%lx %4s %*s %*s %lu %5s", &from, &to, access, &inode, path) >= 4) {
             bool disk = inode != 0 && strcmp(path, "/dev/") != 0 && strcmp(path, "/memf") != 0;
-            found = disk && access[1] == 'w' && access[3] == 's' && from < end && to > start;
+            found = disk && access[3] == sharing && (access[1] == 'w' || sharing == 'p') &&
+                    from < end && to > start;
         }
     }
     free(line);
@@ -98,7 +98,8 @@ static bool written_through(uint64_t start, uint64_t end)
    pages are brought in, as they are for a GPU. */
 static bool can_be_pinned(uint64_t address, uint64_t size, unsigned flags)
 {
-    if ((flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0 && written_through(address, address + size)) {
+    /* The system pins no pages of a shared file for writing: it could not tell when they change. */
+    if ((flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0 && has_file(address, address + size, 's')) {
         return false;
     }
 #if defined(MADV_POPULATE_READ) && defined(MADV_POPULATE_WRITE)
@@ -133,6 +134,9 @@ CUresult sim_host_register(int device, uint64_t address, uint64_t size, unsigned
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     b->registered = true;
+    if ((flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0 && has_file(address, address + size, 'p')) {
+        sim_report_private("cuMemHostRegister", address, size);
+    }
     return CUDA_SUCCESS;
 }
 

@@ -550,6 +550,7 @@ void sim_report_race(const work *first, const ebbsim_range *there, const work *s
                      const ebbsim_range *where);
 void sim_report_unmap(const work *first, const char *call, uint64_t address, uint64_t size);
 void sim_report_source(const work *w);
+void sim_report_private(const char *call, uint64_t address, uint64_t size);
 void sim_report_access(const work *w, uint64_t address, int owner); /* owner -1: not mapped */
 void sim_hazards_reset(void);
 

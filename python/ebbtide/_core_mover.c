@@ -153,10 +153,13 @@ static PyObject *mover_borrow(PyObject *self, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "KK", &at, &bytes))
         return NULL;
     ebb_status status;
+    const void *from = NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = ebb_host_borrow(m->device->handle, (const void *)(uintptr_t)at, bytes);
+    status = ebb_host_borrow(m->device->handle, (const void *)(uintptr_t)at, bytes, &from);
     Py_END_ALLOW_THREADS
-    return PyBool_FromLong(status == EBB_OK);
+    if (status != EBB_OK)
+        Py_RETURN_NONE;
+    return PyLong_FromVoidPtr((void *)(uintptr_t)from);
 }
 
 static PyObject *mover_give_back(PyObject *self, PyObject *arguments)
@@ -339,7 +342,8 @@ static PyMethodDef mover_methods[] = {
      "address."},
     {"unpin", mover_unpin, METH_O, "unpin($self, address, /)\n--\n\nGive it back."},
     {"borrow", mover_borrow, METH_VARARGS,
-     "borrow($self, address, bytes, /)\n--\n\nPin somebody else's memory: whether it could be."},
+     "borrow($self, address, bytes, /)\n--\n\nPin somebody else's memory: where the GPU copies it "
+     "from, or None."},
     {"give_back", mover_give_back, METH_VARARGS,
      "give_back($self, address, bytes, /)\n--\n\nUndo borrow()."},
     {"mark", mover_mark, METH_O,

@@ -67,14 +67,24 @@ void ebb__os_host_free(void *memory, size_t bytes);
 
 /* What a range of this process's addresses is mapped to. */
 typedef struct ebb__mapping {
-    uintptr_t start,
-        end; /* if one mapping of a file holds the range: of that. Else the range's own */
-    bool
-        read_only; /* it cannot be written, or is a file's: the system pins none of those for writing */
+    uintptr_t start, end; /* if one mapping of a file holds the range: of that. Else its own */
+    bool file;            /* one does */
+    bool read_only;       /* it cannot be written, or is a file's: nobody pins those for writing */
+    bool private_file; /* part of it is a file's, of which the program may have pages of its own */
 } ebb__mapping;
 
 /* false: something of it is not mapped or cannot be read, or the system does not say. */
 bool ebb__os_mapping(const void *address, size_t bytes, ebb__mapping *mapping);
+
+/*
+ * The file that a private mapping is of, the same bytes of it, mapped anew to be read and shared with
+ * all: a second address of what is in memory once. NULL: it cannot be had. Undone by
+ * ebb__os_host_free().
+ */
+void *ebb__os_file_again(const ebb__mapping *mapping);
+
+/* Whether a mapping of a file shows the file here: the program has written to none of these pages. */
+bool ebb__os_is_files(const void *address, size_t bytes);
 
 /* Nanoseconds on a clock that never goes back. */
 uint64_t ebb__os_now(void);

@@ -1,10 +1,12 @@
 /* The operating system's part, on POSIX systems. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -176,20 +178,24 @@ void ebb__os_host_free(void *memory, size_t bytes)
 /* A line of /proc/self/maps: 7f0000000000-7f0000100000 r--p 00000000 08:01 1234   /a/file */
 typedef struct area {
     uintptr_t start, end;
-    bool readable, writable, file;
+    unsigned long offset, inode; /* without a file, no inode */
+    unsigned major, minor;
+    bool readable, writable, shared;
+    int path; /* where in the line it begins */
 } area;
 
 static bool area_read(const char *line, area *a)
 {
-    unsigned long start, end, inode;
+    unsigned long start, end;
     char access[5];
-    if (sscanf(line, "%lx-%lx %4s %*s %*s %lu", &start, &end, access, &inode) != 4)
+    if (sscanf(line, "%lx-%lx %4s %lx %x:%x %lu %n", &start, &end, access, &a->offset, &a->major,
+               &a->minor, &a->inode, &a->path) != 7)
         return false;
-    *a = (area){.start = start,
-                .end = end,
-                .readable = access[0] == 'r',
-                .writable = access[1] == 'w',
-                .file = inode != 0};
+    a->start = start;
+    a->end = end;
+    a->readable = access[0] == 'r';
+    a->writable = access[1] == 'w';
+    a->shared = access[3] == 's';
     return true;
 }
 
@@ -209,16 +215,85 @@ bool ebb__os_mapping(const void *address, size_t bytes, ebb__mapping *mapping)
             continue;
         if (a.start > seen || !a.readable)
             break;
-        mapping->read_only |= !a.writable || a.file;
-        if (a.file && a.start <= from && a.end >= end) {
+        mapping->read_only |= !a.writable || a.inode;
+        mapping->private_file |= a.inode && !a.shared;
+        if (a.inode && a.start <= from && a.end >= end) {
             mapping->start = a.start;
             mapping->end = a.end;
+            mapping->file = true;
         }
         seen = a.end;
     }
     free(line);
     fclose(maps);
     return seen >= end;
+}
+
+/* The line that begins at an address. The caller frees it; NULL: there is none. */
+static char *area_at(uintptr_t start, area *a)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char *line = NULL;
+    size_t room = 0;
+    bool found = false;
+    while (maps && !found && getline(&line, &room, maps) > 0)
+        found = area_read(line, a) && a->start == start;
+    if (maps)
+        fclose(maps);
+    if (found)
+        return line;
+    free(line);
+    return NULL;
+}
+
+void *ebb__os_file_again(const ebb__mapping *mapping)
+{
+    area old, fresh;
+    size_t bytes = mapping->end - mapping->start;
+    char *line = area_at(mapping->start, &old);
+    if (!line)
+        return NULL;
+    line[strcspn(line, "\n")] = 0;
+    int file =
+        old.inode && old.end == mapping->end ? open(line + old.path, O_RDONLY | O_CLOEXEC) : -1;
+    free(line);
+    if (file < 0)
+        return NULL;
+    void *again = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, (off_t)old.offset);
+    close(file);
+    if (again == MAP_FAILED)
+        return NULL;
+    /* By its name it may be another file by now. What the system says of the two mappings can be
+       compared where what it says of the file cannot: btrfs and overlayfs number it otherwise. */
+    line = area_at((uintptr_t)again, &fresh);
+    bool same = line && fresh.inode == old.inode && fresh.major == old.major &&
+                fresh.minor == old.minor && fresh.offset == old.offset;
+    free(line);
+    if (same)
+        return again;
+    munmap(again, bytes);
+    return NULL;
+}
+
+bool ebb__os_is_files(const void *address, size_t bytes)
+{
+    enum { AT_ONCE = 512 };
+    const uint64_t somewhere = UINT64_C(3) << 62, shared = UINT64_C(1) << 61;
+    uint64_t pages[AT_ONCE], size = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t at = (uintptr_t)address / size, end = ((uintptr_t)address + bytes + size - 1) / size;
+    int map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    bool known = map >= 0;
+    while (known && at < end) {
+        size_t count = end - at < AT_ONCE ? (size_t)(end - at) : AT_ONCE;
+        known = pread(map, pages, count * 8, (off_t)(at * 8)) == (ssize_t)(count * 8);
+        /* A page that is in memory or swapped out and not the file's is the program's own. */
+        for (size_t i = 0; known && i < count; i++)
+            known = !(pages[i] & somewhere) || pages[i] & shared;
+        at += count;
+    }
+    if (map >= 0)
+        close(map);
+    return known;
 }
 
 uint64_t ebb__os_now(void)

@@ -13,6 +13,12 @@
  * not ours to pin, and addresses that may be given back to the system and mapped anew while pinned, so
  * there a run is the very bytes of a loan.
  *
+ * Most files are mapped privately (torch.load(mmap=True) and safetensors do). To pin such a mapping,
+ * the system gives the program a page of its own for each of the file's: RAM twice. And where it has
+ * the file in huge pages, it tries that for ever. So the file is mapped once more, shared, and that is
+ * pinned: the same pages, at an address that the loan tells. It shows what the file has, so what the
+ * program has written to its own mapping is not lent.
+ *
  * To register and to unregister take long, and the second may wait for the GPU: the lock is dropped
  * meanwhile, and a run says that it is COMING or GOING. Who needs it waits for that to be over.
  */
@@ -22,7 +28,8 @@
 #include "internal.h"
 
 typedef struct run {
-    uintptr_t start, end;
+    uintptr_t start, end; /* as those who borrow know it */
+    uintptr_t at;         /* where it is registered: its start, or its file's other mapping */
     uint64_t loans;
     enum { COMING, THERE, GOING } state;
     bool ours; /* from ebb_host_alloc() */
@@ -90,7 +97,8 @@ static run *run_find_locked(const ebb__host *host, uintptr_t start, uintptr_t en
 }
 
 /* A run that is about to be registered. NULL: no memory to know it. */
-static run *run_add_locked(ebb__device *device, uintptr_t start, uintptr_t end) EBB__LOCKED
+static run *run_add_locked(ebb__device *device, uintptr_t start, uintptr_t end,
+                           uintptr_t at) EBB__LOCKED
 {
     ebb__host *host = host_locked(device);
     run *it = host ? calloc(1, sizeof *it) : NULL;
@@ -107,10 +115,10 @@ static run *run_add_locked(ebb__device *device, uintptr_t start, uintptr_t end) 
         host_done_locked(device);
         return NULL;
     }
-    *it = (run){.start = start, .end = end, .state = COMING};
-    size_t at = run_at_locked(host, start);
-    memmove(&host->runs[at + 1], &host->runs[at], (host->run_count - at) * sizeof(run *));
-    host->runs[at] = it;
+    *it = (run){.start = start, .end = end, .at = at, .state = COMING};
+    size_t n = run_at_locked(host, start);
+    memmove(&host->runs[n + 1], &host->runs[n], (host->run_count - n) * sizeof(run *));
+    host->runs[n] = it;
     host->run_count++;
     return it;
 }
@@ -136,16 +144,17 @@ static loan **loan_place_locked(ebb__host *host, uintptr_t start, uint64_t bytes
 
 /* ---- the driver ----------------------------------------------------------------------------------- */
 
-/* Register addresses of which no run has any, as a new one. On failure there is none. Drops the lock. */
-static ebb_status register_locked(ebb__device *device, uintptr_t start, uintptr_t end,
+/* Register addresses of which no run has any, or what is mapped again `at` another one, as a new run.
+   On failure there is none. Drops the lock. */
+static ebb_status register_locked(ebb__device *device, uintptr_t start, uintptr_t end, uintptr_t at,
                                   unsigned flags, run **in) EBB__LOCKED
 {
-    run *it = run_add_locked(device, start, end);
+    run *it = run_add_locked(device, start, end, at);
     *in = NULL;
     if (!it)
         return EBB_NO_HOST_MEMORY;
     ebb__drop(device);
-    CUresult code = device->driver.cuMemHostRegister((void *)start, end - start,
+    CUresult code = device->driver.cuMemHostRegister((void *)at, end - start,
                                                      flags | CU_MEMHOSTREGISTER_PORTABLE);
     ebb__retake(device);
     if (code != CUDA_SUCCESS) {
@@ -162,10 +171,14 @@ static ebb_status register_locked(ebb__device *device, uintptr_t start, uintptr_
 /* Unregister a run that is THERE, and forget it. EBB_DRIVER_FAILED: it still is. Drops the lock. */
 static ebb_status unregister_locked(ebb__device *device, run *it) EBB__LOCKED
 {
-    void *start = (void *)it->start;
+    void *at = (void *)it->at;
+    bool again = it->at != it->start;
+    size_t bytes = it->end - it->start;
     it->state = GOING;
     ebb__drop(device);
-    CUresult code = device->driver.cuMemHostUnregister(start);
+    CUresult code = device->driver.cuMemHostUnregister(at);
+    if (code == CUDA_SUCCESS && again)
+        ebb__os_host_free(at, bytes);
     ebb__retake(device);
     if (code == CUDA_SUCCESS) {
         run_remove_locked(device, it);
@@ -217,7 +230,7 @@ ebb_status ebb_host_alloc(ebb_device handle, uint64_t bytes, void **memory)
     if (device) {
         uintptr_t start = (uintptr_t)fresh;
         run *it;
-        status = register_locked(device, start, start + (size_t)bytes, 0, &it);
+        status = register_locked(device, start, start + (size_t)bytes, start, 0, &it);
         if (status == EBB_OK)
             it->ours = true;
         ebb__leave(device, &scope);
@@ -255,34 +268,46 @@ ebb_status ebb_host_free(ebb_device handle, void *memory)
 
 /* ---- borrowed -------------------------------------------------------------------------------------- */
 
-/* Register a range of which nothing is; the whole mapping that it is in, if that is a file's. */
+/* Register a range of which nothing is; the whole mapping that it is in, if that is a file's, and
+   `again` in its place if that is another mapping of it. */
 static ebb_status pin_locked(ebb__device *device, uintptr_t start, uint64_t bytes,
-                             const ebb__mapping *mapping, run **in) EBB__LOCKED
+                             const ebb__mapping *mapping, const void *again, run **in) EBB__LOCKED
 {
-    uintptr_t end = start + (size_t)bytes;
+    uintptr_t end = start + (size_t)bytes, at = again ? (uintptr_t)again : mapping->start;
     unsigned flags = mapping->read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0;
-    bool wider = mapping->start < start || mapping->end > end;
     ebb_status status = EBB_DRIVER_FAILED;
     *in = NULL;
-    if (wider && !run_find_locked(device->host, mapping->start, mapping->end))
-        status = register_locked(device, mapping->start, mapping->end, flags, in);
+    if (!run_find_locked(device->host, mapping->start, mapping->end))
+        status = register_locked(device, mapping->start, mapping->end, at, flags, in);
     /* Not all of a mapping need have memory behind it, nor be free of others' registrations. The lock
        was dropped, so another's may have come; then the driver says so. */
-    if (status == EBB_DRIVER_FAILED && !run_find_locked(device->host, start, end))
-        status = register_locked(device, start, end, flags, in);
+    bool wider = mapping->start < start || mapping->end > end;
+    if (status == EBB_DRIVER_FAILED && wider && !again &&
+        !run_find_locked(device->host, start, end))
+        status = register_locked(device, start, end, start, flags, in);
     return status;
 }
 
+/* Whether one run has all of a range, and shows what is there: the file, or what else there is. */
+static ebb_status is_in(const run *it, uintptr_t start, uintptr_t end, bool files)
+{
+    bool shown = it->at == it->start || files;
+    return shown && it->start <= start && it->end >= end ? EBB_OK : EBB_INVALID;
+}
+
 /*
- * The run that holds a range, made if need be; *in stays NULL if somebody else has pinned it. Drops
- * the lock. A loan of the same range may have come meanwhile.
+ * The run that holds a range, made if need be; *in stays NULL if somebody else has pinned it. `files`:
+ * if it is a file's, it shows what the file has. Drops the lock. A loan of the same range may have
+ * come meanwhile.
  */
 static ebb_status find_pinned_locked(ebb__device *device, uintptr_t start, uint64_t bytes,
-                                     run **in) EBB__LOCKED
+                                     bool files, run **in) EBB__LOCKED
 {
     uintptr_t end = start + (size_t)bytes;
     ebb__mapping mapping;
     bool known = false; /* what is mapped there */
+    void *again = NULL; /* and where once more */
+    ebb_status status;
     *in = NULL;
     for (;;) {
         run *there = run_find_locked(device->host, start, end);
@@ -291,20 +316,32 @@ static ebb_status find_pinned_locked(ebb__device *device, uintptr_t start, uint6
             continue;
         }
         if (there) {
-            *in = there;
-            return there->start <= start && there->end >= end ? EBB_OK : EBB_INVALID;
+            status = is_in(there, start, end, files);
+            *in = status == EBB_OK ? there : NULL;
+            break;
         }
-        ebb_status status = pinned_locked(device, start, bytes);
+        status = pinned_locked(device, start, bytes);
         if (status != EBB_GONE)
-            return status;
-        if (known)
-            return pin_locked(device, start, bytes, &mapping, in);
+            break;
+        if (known) {
+            status = pin_locked(device, start, bytes, &mapping, again, in);
+            break;
+        }
         ebb__drop(device); /* the system may take its time to say */
         known = ebb__os_mapping((const void *)start, (size_t)bytes, &mapping);
+        if (known && mapping.private_file) {
+            again = mapping.file && files ? ebb__os_file_again(&mapping) : NULL;
+            known = again != NULL;
+        }
         ebb__retake(device);
-        if (!known)
-            return EBB_INVALID;
+        if (!known) {
+            status = EBB_INVALID;
+            break;
+        }
     }
+    if (again && (!*in || (*in)->at != (uintptr_t)again))
+        ebb__os_host_free(again, mapping.end - mapping.start); /* nobody has seen it */
+    return status;
 }
 
 static void loan_add_locked(ebb__host *host, loan *it) EBB__LOCKED
@@ -317,7 +354,14 @@ static void loan_add_locked(ebb__host *host, loan *it) EBB__LOCKED
         it->in->loans++;
 }
 
-static ebb_status borrow_locked(ebb__device *device, uintptr_t start, uint64_t bytes) EBB__LOCKED
+/* Where the GPU copies a loan from. */
+static const void *where(const loan *it)
+{
+    return (const void *)(it->in ? it->in->at + (it->start - it->in->start) : it->start);
+}
+
+static ebb_status borrow_locked(ebb__device *device, uintptr_t start, uint64_t bytes, bool files,
+                                const void **from) EBB__LOCKED
 {
     loan *fresh = malloc(sizeof *fresh), *there;
     ebb__host *host = fresh ? host_locked(device) : NULL;
@@ -329,33 +373,40 @@ static ebb_status borrow_locked(ebb__device *device, uintptr_t start, uint64_t b
     ebb_status status = EBB_OK;
     if (!*loan_place_locked(host, start, bytes)) {
         host->loan_count++; /* so that the books stay, whatever others return meanwhile */
-        status = find_pinned_locked(device, start, bytes, &fresh->in);
+        status = find_pinned_locked(device, start, bytes, files, &fresh->in);
         host->loan_count--;
     }
     /* Another thread may have borrowed the same. */
     there = *loan_place_locked(host, start, bytes);
+    if (status == EBB_OK && there && there->in)
+        status =
+            is_in(there->in, start, start + (size_t)bytes, files); /* not if written to since */
     if (status == EBB_OK && !there) {
         loan_add_locked(host, fresh);
+        *from = where(fresh);
         return EBB_OK;
     }
-    if (status == EBB_OK)
+    if (status == EBB_OK) {
         there->times++;
+        *from = where(there);
+    }
     free(fresh);
     host_done_locked(device);
     return status;
 }
 
-ebb_status ebb_host_borrow(ebb_device handle, const void *memory, uint64_t bytes)
+ebb_status ebb_host_borrow(ebb_device handle, const void *memory, uint64_t bytes, const void **from)
 {
     uintptr_t start = (uintptr_t)memory;
-    if (!start || !bytes || bytes > UINTPTR_MAX - start)
+    if (!start || !bytes || bytes > UINTPTR_MAX - start || !from)
         return EBB_INVALID;
+    bool files = ebb__os_is_files(memory, (size_t)bytes);
     ebb__scope scope;
     ebb_status status;
     ebb__device *device = ebb__device_enter(handle, &scope, &status);
     if (!device)
         return status;
-    status = borrow_locked(device, start, bytes);
+    status = borrow_locked(device, start, bytes, files, from);
     ebb__leave(device, &scope);
     return status;
 }

@@ -6,6 +6,11 @@
  * places, kinds of work, other work around it, the time that passes and the way of waiting differ
  * from seed to seed. Time passing makes no hazard go away, and luck plays no part.
  */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "scale.h"
 #include "sim_kit.h"
 
@@ -316,6 +321,24 @@ static void kernel_on_memory_that_is_not_mapped(scene *s)
     expect(s, EBBSIM_HAZARD_UNMAPPED, "nothing", "stray");
 }
 
+/* A file's pages are pinned to be read, and are the program's own. */
+static void a_private_file_is_pinned(scene *s)
+{
+    char name[] = "/tmp/ebbtide_hazard.XXXXXX";
+    int file = mkstemp(name);
+    REQUIRE(file >= 0 && !ftruncate(file, (off_t)(s->offset + s->bytes)));
+    unlink(name);
+    char *memory =
+        mmap(NULL, s->offset + s->bytes, PROT_READ, s->wrong ? MAP_PRIVATE : MAP_SHARED, file, 0);
+    close(file);
+    REQUIRE(memory != MAP_FAILED);
+    noise(s, s->b);
+    OK(s->k.driver.cuMemHostRegister(memory + s->offset, s->bytes, CU_MEMHOSTREGISTER_READ_ONLY));
+    expect(s, EBBSIM_HAZARD_PRIVATE, "a private mapping", "cuMemHostRegister");
+    OK(s->k.driver.cuMemHostUnregister(memory + s->offset));
+    munmap(memory, s->offset + s->bytes);
+}
+
 /* ---- all of them, over and over --------------------------------------------------------------- */
 
 static void play(void (*scenario)(scene *), uint64_t seed, bool wrong)
@@ -352,6 +375,7 @@ int main(int argc, char **argv)
         SCENARIO(unmap_of_one_of_two_addresses),
         SCENARIO(access_taken_away_under_work),
         SCENARIO(kernel_on_memory_that_is_not_mapped),
+        SCENARIO(a_private_file_is_pinned),
     };
     unsigned long seeds = argc > 1 ? strtoul(argv[1], NULL, 10) : SCALED(1000, 100);
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {

@@ -1,5 +1,8 @@
 /* Host memory that the GPU copies from: our own, and what is borrowed. */
 #define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -40,20 +43,58 @@ static void *pages(size_t bytes)
     return memory;
 }
 
-/* A file of so many bytes, mapped as asked. */
-static unsigned char *mapped_file(size_t bytes, int protection, int flags)
+/* A file of so many bytes, and all of it from `skip` on mapped as asked. */
+typedef struct kept_file {
+    char name[32];
+    unsigned char *memory;
+    size_t bytes;
+} kept_file;
+
+static kept_file mapped_from(size_t bytes, size_t skip, int protection, int flags)
 {
-    char name[] = "/tmp/ebbtide_host.XXXXXX";
-    int file = mkstemp(name);
+    kept_file f = {.name = "/tmp/ebbtide_host.XXXXXX", .bytes = bytes - skip};
+    int file = mkstemp(f.name);
     REQUIRE(file >= 0);
-    unlink(name);
     unsigned char *text = pages(bytes);
     REQUIRE(write(file, text, bytes) == (ssize_t)bytes);
     munmap(text, bytes);
-    void *memory = mmap(NULL, bytes, protection, flags, file, 0);
+    f.memory = mmap(NULL, f.bytes, protection, flags, file, (off_t)skip);
     close(file);
-    REQUIRE(memory != MAP_FAILED);
-    return memory;
+    REQUIRE(f.memory != MAP_FAILED);
+    return f;
+}
+
+static kept_file mapped_file(size_t bytes, int protection, int flags)
+{
+    return mapped_from(bytes, 0, protection, flags);
+}
+
+static void file_gone(const kept_file *f)
+{
+    munmap(f->memory, f->bytes);
+    unlink(f->name);
+}
+
+/* Borrow a range that is pinned where it is. */
+static ebb_status borrow(core *c, const void *memory, uint64_t bytes)
+{
+    const void *from = NULL;
+    ebb_status status = ebb_host_borrow(c->device, memory, bytes, &from);
+    CHECK(status != EBB_OK || from == memory);
+    return status;
+}
+
+/* How often the process has a file mapped. */
+static int times_mapped(const char *name)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+    int times = 0;
+    REQUIRE(maps);
+    while (fgets(line, sizeof line, maps))
+        times += strstr(line, name) != NULL;
+    fclose(maps);
+    return times;
 }
 
 /* Is it pinned, as far as the driver knows? */
@@ -106,18 +147,20 @@ static void nonsense_is_refused(void)
     CHECK_EQ(ebb_host_alloc(c.device, UINT64_MAX, &memory), EBB_NO_HOST_MEMORY);
     CHECK_EQ(ebb_host_alloc(c.device, UINT64_C(1) << 46, &memory), EBB_NO_HOST_MEMORY);
     CHECK_EQ(ebb_host_alloc((ebb_device){0}, 4096, &memory), EBB_GONE);
-    CHECK_EQ(ebb_host_borrow(c.device, NULL, 4096), EBB_INVALID);
-    CHECK_EQ(ebb_host_borrow(c.device, &local, 0), EBB_INVALID);
-    CHECK_EQ(ebb_host_borrow(c.device, &local, UINT64_MAX), EBB_INVALID);
-    CHECK_EQ(ebb_host_borrow((ebb_device){0}, &local, 4), EBB_GONE);
+    CHECK_EQ(borrow(&c, NULL, 4096), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, &local, 4, NULL), EBB_INVALID);
+    CHECK_EQ(borrow(&c, &local, 0), EBB_INVALID);
+    CHECK_EQ(borrow(&c, &local, UINT64_MAX), EBB_INVALID);
+    const void *from;
+    CHECK_EQ(ebb_host_borrow((ebb_device){0}, &local, 4, &from), EBB_GONE);
     CHECK_EQ(ebb_host_return(c.device, &local, 4), EBB_INVALID);
     const size_t part = 65536;
     unsigned char *hole = pages(3 * part);
     munmap(hole + part, part);
-    CHECK_EQ(ebb_host_borrow(c.device, hole + part, 100), EBB_INVALID);
-    CHECK_EQ(ebb_host_borrow(c.device, hole + 1000, 2 * part), EBB_INVALID);
+    CHECK_EQ(borrow(&c, hole + part, 100), EBB_INVALID);
+    CHECK_EQ(borrow(&c, hole + 1000, 2 * part), EBB_INVALID);
     mprotect(hole, part, PROT_NONE);
-    CHECK_EQ(ebb_host_borrow(c.device, hole, 100), EBB_INVALID);
+    CHECK_EQ(borrow(&c, hole, 100), EBB_INVALID);
     munmap(hole, part);
     munmap(hole + 2 * part, part);
     core_close(&c);
@@ -132,17 +175,17 @@ static void of_a_tensor_its_own_bytes_are_pinned(void)
     unsigned char *memory = pages(BYTES);
     /* Neighbours share pages, and none is a page's multiple. */
     for (size_t i = 0; i < 20; i++) {
-        CHECK_EQ(ebb_host_borrow(c.device, memory + 100 + i * PIECE, PIECE), EBB_OK);
+        CHECK_EQ(borrow(&c, memory + 100 + i * PIECE, PIECE), EBB_OK);
         CHECK(travels(&c, v, memory + 100 + i * PIECE, PIECE));
     }
     CHECK(!pinned(&c, memory) && !pinned(&c, memory + 100 + (size_t)20 * PIECE));
     if (c.sim)
         CHECK_EQ(registrations(), 20);
     /* Within one: it counts. Across two: no copy could go. */
-    CHECK_EQ(ebb_host_borrow(c.device, memory + 200, 1000), EBB_OK);
-    CHECK_EQ(ebb_host_borrow(c.device, memory + 200, 1000), EBB_OK);
-    CHECK_EQ(ebb_host_borrow(c.device, memory + 200, PIECE), EBB_INVALID);
-    CHECK_EQ(ebb_host_borrow(c.device, memory, BYTES), EBB_INVALID);
+    CHECK_EQ(borrow(&c, memory + 200, 1000), EBB_OK);
+    CHECK_EQ(borrow(&c, memory + 200, 1000), EBB_OK);
+    CHECK_EQ(borrow(&c, memory + 200, PIECE), EBB_INVALID);
+    CHECK_EQ(borrow(&c, memory, BYTES), EBB_INVALID);
     CHECK_EQ(ebb_host_return(c.device, memory + 100, PIECE), EBB_OK);
     CHECK_EQ(ebb_host_return(c.device, memory + 100, PIECE), EBB_INVALID);
     CHECK_EQ(ebb_host_return(c.device, memory + 200, 1000), EBB_OK);
@@ -164,20 +207,33 @@ static void of_a_file_the_whole_mapping_once(int protection, int flags)
     core c;
     core_open(&c, 256 * MIB, 128 * MIB);
     ebb_vbar v = core_vbar(&c, 64 * MIB);
-    enum { BYTES = (1 << 20) + 321, PIECE = 50001 };
-    unsigned char *file = mapped_file(BYTES, protection, flags);
-    for (size_t i = 0; i < 20; i++)
-        CHECK_EQ(ebb_host_borrow(c.device, file + 8 + i * PIECE, PIECE), EBB_OK);
+    enum { BYTES = (3 << 20) + 321, SKIP = 8192, PIECE = 150001 };
+    kept_file f = mapped_from(BYTES, SKIP, protection, flags);
+    const unsigned char *from = NULL, *at;
+    for (size_t i = 0; i < 20; i++) {
+        CHECK_EQ(ebb_host_borrow(c.device, f.memory + 8 + i * PIECE, PIECE, (const void **)&at),
+                 EBB_OK);
+        from = i ? from : at - 8;
+        CHECK(at == from + 8 + i * PIECE);
+    }
+    /* Mapped privately it is pinned at another address, and the mapping is as it was. */
+    bool again = flags == MAP_PRIVATE;
+    CHECK_EQ(from != f.memory, again);
+    CHECK_EQ(times_mapped(f.name), 1 + again);
+    CHECK(pinned(&c, from) && pinned(&c, f.memory) == !again);
     if (c.sim)
         CHECK_EQ(registrations(), 1);
-    CHECK(travels(&c, v, file, BYTES)); /* one registration holds it all */
-    CHECK_EQ(ebb_host_borrow(c.device, file, BYTES), EBB_OK);
+    CHECK(!memcmp(from, f.memory, f.bytes));
+    CHECK(travels(&c, v, from, f.bytes)); /* one registration holds it all */
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, f.bytes, (const void **)&at), EBB_OK);
+    CHECK(at == from);
     for (size_t i = 0; i < 20; i++)
-        CHECK_EQ(ebb_host_return(c.device, file + 8 + i * PIECE, PIECE), EBB_OK);
-    CHECK(pinned(&c, file));
-    CHECK_EQ(ebb_host_return(c.device, file, BYTES), EBB_OK);
-    CHECK(!pinned(&c, file));
-    munmap(file, BYTES);
+        CHECK_EQ(ebb_host_return(c.device, f.memory + 8 + i * PIECE, PIECE), EBB_OK);
+    CHECK(pinned(&c, from));
+    CHECK_EQ(ebb_host_return(c.device, f.memory, f.bytes), EBB_OK);
+    CHECK(!pinned(&c, from));
+    CHECK_EQ(times_mapped(f.name), 1);
+    file_gone(&f);
     core_close(&c);
 }
 
@@ -189,11 +245,62 @@ static void a_read_only_file_is_pinned_whole(void)
 static void a_privately_mapped_file_is_pinned_whole(void)
 {
     of_a_file_the_whole_mapping_once(PROT_READ | PROT_WRITE, MAP_PRIVATE);
+    of_a_file_the_whole_mapping_once(PROT_READ, MAP_PRIVATE);
 }
 
 static void a_shared_file_is_pinned_whole(void)
 {
     of_a_file_the_whole_mapping_once(PROT_READ | PROT_WRITE, MAP_SHARED);
+}
+
+/* What the GPU would read is what the file has. So nothing is lent of which the program sees other
+   bytes, or of which nobody can say. */
+static void of_a_private_mapping_only_what_is_the_files_is_lent(void)
+{
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    enum { BYTES = 3 << 20, THERE = 1 << 20 };
+    kept_file f = mapped_file(BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+    const void *from;
+    f.memory[THERE] ^= 1;
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + THERE, 100, &from), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, &from), EBB_INVALID);
+    CHECK_EQ(times_mapped(f.name), 1);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, THERE, &from), EBB_OK);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + 50, THERE, &from), EBB_INVALID);
+    /* Written to meanwhile: what is lent stays lent, and is not lent once more. */
+    f.memory[0] ^= 1;
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, THERE, &from), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + 8192, 100, &from), EBB_OK);
+    CHECK_EQ(ebb_host_return(c.device, f.memory, THERE), EBB_OK);
+    CHECK_EQ(ebb_host_return(c.device, f.memory + 8192, 100), EBB_OK);
+    CHECK_EQ(times_mapped(f.name), 1);
+    file_gone(&f);
+
+    f = mapped_file(BYTES, PROT_READ, MAP_PRIVATE);
+    unlink(f.name);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, &from), EBB_INVALID);
+    /* Another one by the same name, and by that which the system tells. */
+    char told[64];
+    snprintf(told, sizeof told, "%s (deleted)", f.name);
+    for (int i = 0; i < 2; i++) {
+        int other = open(i ? told : f.name, O_RDWR | O_CREAT | O_EXCL, 0600);
+        REQUIRE(other >= 0 && !ftruncate(other, BYTES));
+        close(other);
+        CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, &from), EBB_INVALID);
+        CHECK_EQ(times_mapped(f.name), 1);
+    }
+    unlink(told);
+    file_gone(&f);
+
+    /* Half of it is the program's in another way: two mappings hold the range. */
+    f = mapped_file(BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+    MUST(mprotect(f.memory, THERE, PROT_READ));
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, &from), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, THERE, &from), EBB_OK);
+    CHECK_EQ(ebb_host_return(c.device, f.memory, THERE), EBB_OK);
+    file_gone(&f);
+    core_close(&c);
 }
 
 static void where_the_whole_file_cannot_be_had_a_part_is(void)
@@ -202,20 +309,21 @@ static void where_the_whole_file_cannot_be_had_a_part_is(void)
     core_open(&c, 256 * MIB, 128 * MIB);
     ebb_vbar v = core_vbar(&c, 64 * MIB);
     enum { BYTES = 1 << 20 };
-    unsigned char *file = mapped_file(BYTES, PROT_READ | PROT_WRITE, MAP_SHARED);
+    kept_file f = mapped_file(BYTES, PROT_READ | PROT_WRITE, MAP_SHARED);
+    unsigned char *file = f.memory;
     /* Somebody else has registered part of it. */
     MUST(c.driver.cuMemHostRegister(file + BYTES / 2, 8192, CU_MEMHOSTREGISTER_READ_ONLY));
-    CHECK_EQ(ebb_host_borrow(c.device, file + 5, 100000), EBB_OK);
+    CHECK_EQ(borrow(&c, file + 5, 100000), EBB_OK);
     CHECK(travels(&c, v, file + 5, 100000));
     CHECK(!pinned(&c, file) && !pinned(&c, file + 100005));
-    CHECK_EQ(ebb_host_borrow(c.device, file + BYTES / 2 + 10, 8000), EBB_OK); /* pinned as it is */
-    CHECK_EQ(ebb_host_borrow(c.device, file + BYTES / 2 + 10, 10000), EBB_INVALID);
-    CHECK_EQ(ebb_host_borrow(c.device, file + BYTES / 2 - 10, 1000), EBB_DRIVER_FAILED);
+    CHECK_EQ(borrow(&c, file + BYTES / 2 + 10, 8000), EBB_OK); /* pinned as it is */
+    CHECK_EQ(borrow(&c, file + BYTES / 2 + 10, 10000), EBB_INVALID);
+    CHECK_EQ(borrow(&c, file + BYTES / 2 - 10, 1000), EBB_DRIVER_FAILED);
     CHECK_EQ(ebb_host_return(c.device, file + 5, 100000), EBB_OK);
     CHECK_EQ(ebb_host_return(c.device, file + BYTES / 2 + 10, 8000), EBB_OK);
     CHECK(pinned(&c, file + BYTES / 2)); /* not ours to take */
     MUST(c.driver.cuMemHostUnregister(file + BYTES / 2));
-    munmap(file, BYTES);
+    file_gone(&f);
     core_close(&c);
 }
 
@@ -225,17 +333,17 @@ static void what_is_pinned_is_left_as_it_is(void)
     core_open(&c, 256 * MIB, 128 * MIB);
     unsigned long before = c.sim ? ebbsim_calls("cuMemHostRegister") : 0;
     void *own;
-    CHECK_EQ(ebb_host_borrow(c.device, c.host + 5, 1000), EBB_OK);
-    CHECK_EQ(ebb_host_borrow(c.device, c.host + 5, 1000), EBB_OK);
+    CHECK_EQ(borrow(&c, c.host + 5, 1000), EBB_OK);
+    CHECK_EQ(borrow(&c, c.host + 5, 1000), EBB_OK);
     if (c.sim)
         CHECK_EQ(ebbsim_calls("cuMemHostRegister"), before);
-    CHECK_EQ(ebb_host_borrow(c.device, c.host + KIT_HOST - 10, 20), EBB_INVALID);
+    CHECK_EQ(borrow(&c, c.host + KIT_HOST - 10, 20), EBB_INVALID);
     CHECK_EQ(ebb_host_return(c.device, c.host + 5, 1000), EBB_OK);
     CHECK_EQ(ebb_host_return(c.device, c.host + 5, 1000), EBB_OK);
     CHECK_EQ(ebb_host_return(c.device, c.host + 5, 1000), EBB_INVALID);
     /* Our own, too; and it is not freed while it is borrowed. */
     MUST(ebb_host_alloc(c.device, 3 << 20, &own));
-    CHECK_EQ(ebb_host_borrow(c.device, (char *)own + 100, 1 << 20), EBB_OK);
+    CHECK_EQ(borrow(&c, (char *)own + 100, 1 << 20), EBB_OK);
     CHECK_EQ(ebb_host_free(c.device, own), EBB_BUSY);
     CHECK_EQ(ebb_host_return(c.device, (char *)own + 100, 1 << 20), EBB_OK);
     CHECK(pinned(&c, own));
@@ -252,31 +360,42 @@ static void every_call_fails_once(void)
         core c;
         int before = harness_failures;
         core_open(&c, 256 * MIB, 128 * MIB);
-        unsigned char *file = mapped_file(BYTES, PROT_READ, MAP_SHARED), *heap = pages(BYTES);
+        kept_file shared = mapped_file(BYTES, PROT_READ, MAP_SHARED);
+        kept_file private = mapped_file(BYTES, PROT_READ, MAP_PRIVATE);
+        unsigned char *heap = pages(BYTES);
+        const struct {
+            unsigned char *memory;
+            uint64_t bytes;
+        } asked[] = {{shared.memory + 100, 1000},
+                     {shared.memory + 5000, 1000},
+                     {private.memory + 100, 1000},
+                     {private.memory + 5000, 1000},
+                     {heap, BYTES},
+                     {(unsigned char *)c.host, 10}};
+        enum { ASKED = sizeof asked / sizeof *asked };
+        bool there[ASKED];
+        const void *from;
         void *own = NULL;
         MUST(ebbsim_fail(NULL, n, 999));
         if (ebb_host_alloc(c.device, BYTES, &own) != EBB_OK)
             own = NULL;
-        bool a = ebb_host_borrow(c.device, file + 100, 1000) == EBB_OK;
-        bool b = ebb_host_borrow(c.device, file + 5000, 1000) == EBB_OK;
-        bool d = ebb_host_borrow(c.device, heap, BYTES) == EBB_OK;
-        bool e = ebb_host_borrow(c.device, c.host, 10) == EBB_OK;
-        a = a && ebb_host_return(c.device, file + 100, 1000) != EBB_OK;
-        b = b && ebb_host_return(c.device, file + 5000, 1000) != EBB_OK;
-        d = d && ebb_host_return(c.device, heap, BYTES) != EBB_OK;
-        e = e && ebb_host_return(c.device, c.host, 10) != EBB_OK;
+        for (int i = 0; i < ASKED; i++)
+            there[i] = !ebb_host_borrow(c.device, asked[i].memory, asked[i].bytes, &from);
+        for (int i = 0; i < ASKED; i++)
+            there[i] = there[i] && ebb_host_return(c.device, asked[i].memory, asked[i].bytes);
         if (own && ebb_host_free(c.device, own) == EBB_OK)
             own = NULL;
         fired = ebbsim_failures();
         ebbsim_fail_clear();
         /* What was not taken back is still there, and is now. */
-        CHECK(!a || ebb_host_return(c.device, file + 100, 1000) == EBB_OK);
-        CHECK(!b || ebb_host_return(c.device, file + 5000, 1000) == EBB_OK);
-        CHECK(!d || ebb_host_return(c.device, heap, BYTES) == EBB_OK);
-        CHECK(!e || ebb_host_return(c.device, c.host, 10) == EBB_OK);
+        for (int i = 0; i < ASKED; i++)
+            CHECK(!there[i] ||
+                  ebb_host_return(c.device, asked[i].memory, asked[i].bytes) == EBB_OK);
         CHECK(!own || ebb_host_free(c.device, own) == EBB_OK);
         CHECK_EQ(registrations(), 0);
-        munmap(file, BYTES);
+        CHECK_EQ(times_mapped(private.name), 1);
+        file_gone(&shared);
+        file_gone(&private);
         munmap(heap, BYTES);
         core_close(&c);
         if (harness_failures != before)
@@ -300,8 +419,9 @@ static void *borrow_and_return(void *data)
     for (int i = 0; i < 200; i++) {
         /* All at once come and go: the mapping is pinned and unpinned again and again. */
         unsigned char *at = b->file + rand_r(&b->seed) % 1000;
-        b->wrong += ebb_host_borrow(b->c->device, at, 5000) != EBB_OK;
-        b->wrong += !pinned(b->c, at);
+        const void *from = NULL;
+        b->wrong += ebb_host_borrow(b->c->device, at, 5000, &from) != EBB_OK;
+        b->wrong += !pinned(b->c, from);
         void *own = NULL;
         if (i % 8 == 0)
             b->wrong += ebb_host_alloc(b->c->device, 10000, &own) != EBB_OK;
@@ -314,24 +434,35 @@ static void *borrow_and_return(void *data)
     return NULL;
 }
 
-static void four_threads_borrow_from_one_file(void)
+static void four_threads_borrow_from_one_file(int flags)
 {
     core c;
     core_open(&c, 256 * MIB, 128 * MIB);
-    unsigned char *file = mapped_file(65536, PROT_READ, MAP_SHARED);
+    kept_file f = mapped_file(65536, PROT_READ, flags);
     borrower all[4];
     pthread_t threads[4];
     for (unsigned i = 0; i < 4; i++) {
-        all[i] = (borrower){.c = &c, .file = file, .seed = i + 1, .stream = core_stream(&c)};
+        all[i] = (borrower){.c = &c, .file = f.memory, .seed = i + 1, .stream = core_stream(&c)};
         MUST(pthread_create(&threads[i], NULL, borrow_and_return, &all[i]));
     }
     for (unsigned i = 0; i < 4; i++) {
         pthread_join(threads[i], NULL);
         CHECK_EQ(all[i].wrong, 0);
     }
-    CHECK(!pinned(&c, file));
-    munmap(file, 65536);
+    CHECK(!pinned(&c, f.memory));
+    CHECK_EQ(times_mapped(f.name), 1);
+    file_gone(&f);
     core_close(&c);
+}
+
+static void four_threads_borrow_from_a_shared_file(void)
+{
+    four_threads_borrow_from_one_file(MAP_SHARED);
+}
+
+static void four_threads_borrow_from_a_private_file(void)
+{
+    four_threads_borrow_from_one_file(MAP_PRIVATE);
 }
 
 int main(void)
@@ -342,9 +473,11 @@ int main(void)
     RUN(a_read_only_file_is_pinned_whole);
     RUN(a_privately_mapped_file_is_pinned_whole);
     RUN(a_shared_file_is_pinned_whole);
+    RUN(of_a_private_mapping_only_what_is_the_files_is_lent);
     RUN(where_the_whole_file_cannot_be_had_a_part_is);
     RUN(what_is_pinned_is_left_as_it_is);
     RUN(every_call_fails_once);
-    RUN(four_threads_borrow_from_one_file);
+    RUN(four_threads_borrow_from_a_shared_file);
+    RUN(four_threads_borrow_from_a_private_file);
     return REPORT();
 }

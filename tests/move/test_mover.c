@@ -131,8 +131,10 @@ static void neighbours_pinned_each_by_itself_are_not(void)
     memcpy(heap, h.host, 65536);
     ebb_load loads[4];
     for (uint64_t i = 0; i < 4; i++) {
-        CHECK_EQ(ebb_host_borrow(h.c.device, heap + 512 + i * 512, 512), EBB_OK);
-        loads[i] = (ebb_load){.offset = 512 + i * 512, .bytes = 512, .host = heap + 512 + i * 512};
+        const void *from = NULL;
+        CHECK_EQ(ebb_host_borrow(h.c.device, heap + 512 + i * 512, 512, &from), EBB_OK);
+        CHECK(from == heap + 512 + i * 512);
+        loads[i] = (ebb_load){.offset = 512 + i * 512, .bytes = 512, .host = from};
     }
     uint64_t cargo;
     CHECK_EQ(ebb_mover_fetch(h.mover, h.vbar, loads, 4, NULL, &cargo), EBB_OK);

@@ -6,7 +6,9 @@ That it behaves as a GPU is proved in C (tests/driver, tests/hazard); here, that
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
+import tempfile
 import threading
 import time
 
@@ -358,6 +360,30 @@ def unmapped(card, page, stream, wrong):
     card.launch("stray", stream, reads=[(page, PAGE + 1 if wrong else PAGE)])
 
 
+def driver(name):
+    """A function of the driver's that ebbtide.sim itself has no use for."""
+    find, at, status = (
+        _library.library().loaded.cuGetProcAddress_v2,
+        ctypes.c_void_p(),
+        ctypes.c_int(),
+    )
+    assert find(name.encode(), ctypes.byref(at), 12000, 0, ctypes.byref(status)) == 0
+    return ctypes.CFUNCTYPE(ctypes.c_int)(at.value)
+
+
+def private(card, page, stream, wrong):
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(mmap.PAGESIZE))
+        file.flush()
+        kind = mmap.MAP_PRIVATE if wrong else mmap.MAP_SHARED
+        memory = mmap.mmap(file.fileno(), mmap.PAGESIZE, flags=kind)
+        at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+        card.fill(page, 0, 64, stream)  # makes its context current
+        read_only = ctypes.c_uint(8)
+        assert driver("cuMemHostRegister")(at, ctypes.c_size_t(mmap.PAGESIZE), read_only) == 0
+        assert driver("cuMemHostUnregister")(at) == 0
+
+
 @pytest.mark.parametrize(
     ("scenario", "kind", "first", "second"),
     [
@@ -366,6 +392,7 @@ def unmapped(card, page, stream, wrong):
         (source, sim.Kind.SOURCE, "cuMemcpyHtoDAsync", "the host"),
         (access, sim.Kind.ACCESS, "memory of device 0", "peer"),
         (unmapped, sim.Kind.UNMAPPED, "nothing", "stray"),
+        (private, sim.Kind.PRIVATE, "a private mapping", "cuMemHostRegister"),
     ],
 )
 def test_each_kind_of_hazard_arrives_with_both_sides(card, page, scenario, kind, first, second):
@@ -381,7 +408,7 @@ def test_each_kind_of_hazard_arrives_with_both_sides(card, page, scenario, kind,
     assert sim.hazards() == []
 
 
-@pytest.mark.parametrize("scenario", [race, unmap, source, access, unmapped])
+@pytest.mark.parametrize("scenario", [race, unmap, source, access, unmapped, private])
 def test_the_right_program_is_met_with_silence(card, page, scenario):
     scenario(card, page, card.stream(), wrong=False)
     assert sim.hazards() == []

@@ -98,7 +98,7 @@ class Room:
     def of(self, model):
         size = sum(t.nbytes for t in {*model.parameters(), *model.buffers()})
         # 2 MiB for small activations, and a ring.
-        limits = {"all": 2 * size + 64 * MIB, "half": size // 2 + 4 * MIB, "little": 7 * MIB}
+        limits = {"all": 2 * size + 192 * MIB, "half": size // 2 + 4 * MIB, "little": 7 * MIB}
         return limits[self.how]
 
     def offload(self, model, more=0, **options):

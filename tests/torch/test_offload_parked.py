@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 import io
 import pickle
 
 import pytest
 import torch
-from offloaded import MIB, WIDTH, layers, x
+from offloaded import MIB, WIDTH, inside, layers, x
 from torch import nn
-from torch.nn import functional as F
 
 import ebbtide
 
@@ -469,22 +469,36 @@ def test_weights_that_lie_in_one_storage_come_one_by_one(room, pinned):
     assert pair.same()
 
 
-@pytest.mark.parametrize("how", ["torch", "safetensors"])
-def test_weights_mapped_from_a_file_are_not_copied(room, how, tmp_path):
+def from_file(how, path):
+    """A model whose weights are mapped from a file, and its values."""
     values = layers(6).state_dict()
     if how == "torch":
-        torch.save(values, tmp_path / "weights.pt")
-        mapped = torch.load(tmp_path / "weights.pt", mmap=True)
+        torch.save(values, path)
+        mapped = torch.load(path, mmap=True)
     else:
         safetensors = pytest.importorskip("safetensors.torch")
-        safetensors.save_file(values, tmp_path / "weights.safetensors")
-        mapped = safetensors.load_file(tmp_path / "weights.safetensors")
+        safetensors.save_file(values, path)
+        mapped = safetensors.load_file(path)
     with torch.device("meta"):
         model = layers(6)
     model.load_state_dict(mapped, assign=True)
+    return model, mapped, values
+
+
+def times_mapped(path):
+    return sum(str(path) in line for line in open("/proc/self/maps"))
+
+
+@pytest.mark.parametrize("how", ["torch", "safetensors"])
+def test_weights_mapped_from_a_file_are_not_copied(room, how, tmp_path):
+    path = tmp_path / "weights"
+    model, mapped, values = from_file(how, path)
     where = model[3][0].weight.data_ptr()
     pair = Pair(room, model, passes=3)
     assert pair.model.state_dict()["3.0.weight"].data_ptr() == where
+    # The GPU reads the file's own pages, at other addresses than the program.
+    assert times_mapped(path) >= 2
+    assert where not in [g.host for unit in inside(model).units for g in unit.groups]
     # One file or many, a weight is as large as it is.
     assert pair.handle.stats()["bytes"] == len(model) * MIB
     # Written, it is a copy, and the file is as it was.
@@ -492,4 +506,40 @@ def test_weights_mapped_from_a_file_are_not_copied(room, how, tmp_path):
         for each in pair.both():
             each[3][0].weight.mul_(2)
     assert pair.same()
-    assert F.mse_loss(mapped["1.0.weight"], values["1.0.weight"]) == 0
+    assert torch.equal(mapped["1.0.weight"], values["1.0.weight"])
+    # Nothing of it is left.
+    pair.handle.restore()
+    del model, mapped, pair, each
+    gc.collect()
+    assert times_mapped(path) == 0
+
+
+@pytest.mark.parametrize("how", ["torch", "safetensors"])
+def test_a_mapped_weight_is_written_through_a_view_that_was_given_out(room, how, tmp_path):
+    model, mapped, values = from_file(how, tmp_path / "weights")
+    pair = Pair(room, model, passes=3)
+    view = model.state_dict()["3.0.weight"]
+    for by in (2, 3):
+        view.mul_(by)  # the program's own pages: the file has other bytes
+        with torch.no_grad():
+            pair.plain[3][0].weight.mul_(by)
+        assert pair.same()
+    assert torch.equal(model[3][0].weight.cpu(), pair.plain[3][0].weight.cpu())
+    assert torch.equal(mapped["1.0.weight"], values["1.0.weight"])
+
+
+@pytest.mark.parametrize("how", ["torch", "safetensors"])
+def test_a_mapped_weight_that_has_been_written_before(room, how, tmp_path):
+    model, _, values = from_file(how, tmp_path / "weights")
+    with torch.no_grad():
+        model[3][0].weight[7].mul_(2)
+    assert Pair(room, model, passes=3).same()
+    assert not torch.equal(model[3][0].weight.cpu(), values["3.0.weight"])
+    assert torch.equal(model[2][0].weight.cpu(), values["2.0.weight"])
+
+
+def test_a_mapped_file_that_has_been_deleted(room, tmp_path):
+    model, _, values = from_file("torch", tmp_path / "weights")
+    (tmp_path / "weights").unlink()
+    assert Pair(room, model, passes=3).same()
+    assert torch.equal(model[2][0].weight.cpu(), values["2.0.weight"])

@@ -94,7 +94,12 @@ def _files() -> list[tuple[int, int]]:
 class Loan:
     """Memory of somebody else, which the GPU may copy from as long as this is held."""
 
-    def __init__(self, mover: _core.Mover, index: int, address: int, size: int) -> None:
+    def __init__(
+        self, mover: _core.Mover, index: int, address: int, size: int, source: int
+    ) -> None:
+        # How far from the memory itself the GPU finds it: of a file that is mapped privately the
+        # same pages are mapped once more.
+        self.shift = source - address
         weakref.finalize(self, _return, mover, index, address, size).atexit = False
 
 
@@ -136,7 +141,8 @@ class Lender:
         # A file may be pinned because another weight of it is borrowed: that is no weight's own.
         if not self._mapped(address):
             return (flat, None) if tensor.is_pinned() else None
-        if size < mmap.PAGESIZE or not self.mover.borrow(address, size):
+        source = self.mover.borrow(address, size) if size >= mmap.PAGESIZE else None
+        if source is None:
             return None
-        loan = self.loans[address] = Loan(self.mover, self.index, address, size)
+        loan = self.loans[address] = Loan(self.mover, self.index, address, size, source)
         return flat, loan

@@ -67,16 +67,25 @@ class Piece:
         # A view, not another tensor over the same memory: writing it changes the bytes' version.
         return whole.as_strided(size, stride, start // item + offset).detach()
 
+    @property
+    def source(self) -> int:
+        """Where the GPU copies it from."""
+        return int(self.host.data_ptr()) + (self.loan.shift if self.loan is not None else 0)
+
     def before_write(self) -> None:
         """Nothing may be reading it any more when it changes."""
         torch.cuda.synchronize(self.device)
         if self.loan is not None:
             with torch.inference_mode(False):
-                self.host, self.loan = self.host.clone(), None
+                self.host = self.host.clone()
             self.version = self.host._version
-            model = self.model and self.model()
-            if model is not None:
-                model.dirty()
+            self._end_loan()
+
+    def _end_loan(self) -> None:
+        self.loan = None
+        model = self.model and self.model()
+        if model is not None:
+            model.dirty()
 
     def changed(self) -> None:
         """Its bytes are others: no copy of them counts."""
@@ -88,6 +97,8 @@ class Piece:
     def look(self) -> None:
         """Has somebody written to it through a view that was given out?"""
         if self.handed and self.host._version != self.version:
+            if self.loan is not None and self.loan.shift:
+                self._end_loan()  # what the file has is not what was written
             self.changed()
 
 

@@ -68,12 +68,12 @@ class Group:
     def __init__(self, piece: Piece, offset: int) -> None:
         self.offset = offset  # in the VBAR
         self.bytes = piece.nbytes
-        self.host = piece.host.data_ptr()
+        self.host = piece.source
 
     def join(self, piece: Piece, offset: int, most: int) -> bool:
         """Take one more in, if it comes next and is not too much."""
         at = offset - self.offset
-        if piece.host.data_ptr() - self.host != at or not 0 <= at - self.bytes < host.ALIGNMENT:
+        if piece.source - self.host != at or not 0 <= at - self.bytes < host.ALIGNMENT:
             return False
         if at + piece.nbytes > most:
             return False
@@ -119,6 +119,8 @@ class Unit(_core.Unit):
     ) -> None:
         pieces = {id(b.piece): b.piece for b in bindings}
         ordered = sorted(pieces.values(), key=lambda p: offsets[id(p)])
+        # What its copies read, whatever becomes of the pieces before it is planned anew.
+        self.sources = [(p.host, p.loan) for p in ordered]
         self.groups: list[Group] = []
         self.numbers: dict[int, int] = {}  # by piece: its group
         self.offsets = {key: offsets[key] for key in pieces}

@@ -101,6 +101,7 @@ class Kind(enum.Enum):
     SOURCE = 2  # the host changed a copy's source before it could know it over
     ACCESS = 3  # work touches memory its device has no access to
     UNMAPPED = 4  # work touches memory that is not mapped
+    PRIVATE = 5  # a privately mapped file is pinned to be read: that may never return
 
 
 @dataclasses.dataclass(frozen=True)
