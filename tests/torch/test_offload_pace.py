@@ -6,14 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from ebbtide._offload import pace
 from ebbtide._offload.order import share_out, spread
-from ebbtide._offload.pace import Step, best_ring, time_of
+from ebbtide._offload.pace import Need, Step, time_of
 from ebbtide._offload.share import MOST_NEEDS, NEEDS, Share
 from ebbtide._offload.timing import PASSES, Link, Timing
 
 MIB = 1 << 20
 RATE = 50.0 * MIB  # bytes a millisecond
 UNIT = 100 * MIB
+
+
+def best_ring(*given):
+    return pace.best_ring(*given).size
 
 
 def steps(count, busy, size=UNIT, pieces=4, after=0.0):
@@ -117,6 +122,11 @@ def test_a_ring_has_room_for_every_unit():
 # ---- what comes of it ----------------------------------------------------------------------------
 
 
+def need(size, late=False):
+    """Of a pass that takes as long with any ring."""
+    return Need(size, late, ((size, 1.0),))
+
+
 def share_of_a_model():
     share = Share(2)
     share.largest = UNIT
@@ -127,21 +137,21 @@ def share_of_a_model():
 
 def test_the_ring_follows_what_most_passes_need():
     share = share_of_a_model()
-    for need in (UNIT, 2 * UNIT):
-        share.needs(need)
+    for size in (UNIT, 2 * UNIT):
+        share.needs(need(size))
         assert share.ring_size() == 2 * UNIT
-    share.needs(UNIT)
+    share.needs(need(UNIT))
     assert share.ring_size() == UNIT
     for _ in range(10):  # one that is long now and then is nothing new
-        for need in (2 * UNIT, UNIT, UNIT):
-            share.needs(need)
+        for size in (2 * UNIT, UNIT, UNIT):
+            share.needs(need(size))
     assert share.ring_size() == UNIT
 
 
 def test_a_ring_is_not_made_anew_for_little():
     share = share_of_a_model()
     for _ in range(10):
-        share.needs(2 * UNIT - UNIT // 20)
+        share.needs(need(2 * UNIT - UNIT // 20))
     assert share.ring_size() == 2 * UNIT
 
 
@@ -150,7 +160,8 @@ def test_a_ring_does_not_go_to_and_fro():
     changes, before = 0, share.ring_size()
     less = 2 * UNIT - 24 * MIB
     for _ in range(4 * MOST_NEEDS):
-        share.needs(less if before > less else 2 * UNIT)  # each size makes the other seem better
+        # Each size makes the other seem better.
+        share.needs(need(less if before > less else 2 * UNIT))
         changes += share.ring_size() != before
         before = share.ring_size()
     assert 2 <= changes <= 9
@@ -160,7 +171,7 @@ def test_a_ring_does_not_go_to_and_fro_by_large_steps_either():
     share = share_of_a_model()
     changes, before = 0, share.ring_size()
     for _ in range(40 * NEEDS):
-        share.needs(UNIT if before > UNIT else 2 * UNIT)
+        share.needs(need(UNIT if before > UNIT else 2 * UNIT))
         changes += share.ring_size() != before
         before = share.ring_size()
     assert 2 <= changes <= 13
@@ -169,22 +180,22 @@ def test_a_ring_does_not_go_to_and_fro_by_large_steps_either():
 def test_a_ring_that_was_too_small_is_whole_at_once():
     share = share_of_a_model()
     for _ in range(NEEDS):
-        share.needs(UNIT)
+        share.needs(need(UNIT))
     assert share.ring_size() == UNIT
     share.whole_ring()
     assert share.ring_size() == 2 * UNIT
     share.forget_needs()
     for _ in range(NEEDS):
-        share.needs(UNIT)
+        share.needs(need(UNIT))
     assert share.ring_size() == UNIT
 
 
 def test_a_ring_follows_a_change_at_once_that_went_to_and_fro_before():
     share = share_of_a_model()
     for _ in range(3 * MOST_NEEDS):
-        share.needs(UNIT if share.ring_size() > UNIT else UNIT + UNIT // 4)
+        share.needs(need(UNIT if share.ring_size() > UNIT else UNIT + UNIT // 4))
     for _ in range(4 * NEEDS):
-        share.needs(2 * UNIT)
+        share.needs(need(2 * UNIT))
     assert share.ring_size() == 2 * UNIT
 
 
@@ -195,17 +206,43 @@ def test_a_ring_grows_by_a_little_if_weights_are_late():
         share.need = 2 * UNIT - UNIT // 4
         share._enough = MOST_NEEDS  # it went to and fro
         for _ in range(4 * NEEDS):
-            share.needs(2 * UNIT, late)
+            share.needs(need(2 * UNIT, late))
         assert (share.ring_size() == 2 * UNIT) is late
 
 
 def test_passes_are_measured_for_as_long_as_weights_are_late():
     share = share_of_a_model()
     share.need, share._same = 2 * UNIT - UNIT // 4, 1000
-    share.needs(2 * UNIT)
+    share.needs(need(2 * UNIT))
     assert [share.unsteady() for _ in range(4)] == [False] * 4
-    share.needs(2 * UNIT, late=True)
+    share.needs(need(2 * UNIT, late=True))
     assert [share.unsteady() for _ in range(4)] == [True] * 4
+
+
+def test_a_ring_stays_small_on_a_host_that_is_disturbed():
+    """There is little to be had for a ring then; when the host is quiet, there is much."""
+    share = share_of_a_model()
+    share.slots = 3
+    # Of every unit a part comes, of one half, and the host takes long for it or not.
+    quiet, disturbed = (
+        [*steps(60, busy, UNIT // 8), *steps(1, busy, UNIT // 2, pieces=8)] for busy in (0.05, 0.3)
+    )
+
+    def see(given):
+        ring = share.ring_size()
+        share.needs(pace.best_ring(given, RATE, ring, share.most(), given is disturbed))
+
+    for _ in range(NEEDS):
+        see(quiet)
+    small = share.ring_size()
+    assert small < UNIT
+    for _ in range(50):
+        for given in (disturbed, quiet, disturbed):
+            see(given)
+            assert share.ring_size() == small
+    for _ in range(4 * NEEDS):  # that it is so all the time is another thing
+        see(disturbed)
+    assert share.ring_size() > 2 * UNIT
 
 
 class Marks:
@@ -258,4 +295,4 @@ def test_weights_are_late_if_the_gpu_has_enough_to_compute_and_waits_all_the_sam
 ):
     link = Link()
     link.saw(UNIT, 20.0)
-    assert [found[1] for found in passes(link, waits, takes, 2)] == [late] * 2
+    assert [found.late for found in passes(link, waits, takes, 2)] == [late] * 2

@@ -318,7 +318,7 @@ class Model:
             return
         found = self.timing.look(self.station.ring, self.share.whole(), self.share.most())
         if found is not None:
-            self.share.needs(*found)
+            self.share.needs(found)
         if not self.learning and self.share.unsteady():
             self.timing.begin()
 

@@ -15,6 +15,18 @@ SIZES = 16  # of a ring, that are thought of
 GAIN = 0.002  # part of a pass's time that makes a difference
 
 
+class Need(NamedTuple):
+    """What a pass says of the ring."""
+
+    size: int  # that would have been the best
+    late: bool  # weights came late without need
+    times: tuple[tuple[int, float], ...]  # sizes, and how long it takes with them
+
+    def time(self, size: int) -> float:
+        """How long it takes with a ring of about that size."""
+        return min(self.times, key=lambda found: abs(found[0] - size))[1]
+
+
 class Step(NamedTuple):
     """A unit, of which something came."""
 
@@ -61,7 +73,7 @@ def _usable(step: Step, ring: float) -> float:
     return ring - step.largest / 2
 
 
-def best_ring(steps: Sequence[Step], rate: float, ring: int, most: int) -> int:
+def best_ring(steps: Sequence[Step], rate: float, ring: int, most: int, late: bool = False) -> Need:
     """Which size of the ring makes a pass the shortest, if what it has less than now is had by
     weights that stay, and need not come. If several do, the largest."""
     # A unit may lie around the end of the ring, if it is of several pieces.
@@ -69,9 +81,11 @@ def best_ring(steps: Sequence[Step], rate: float, ring: int, most: int) -> int:
     come = sum(step.bytes for step in steps)
     sizes = [most - most * i // SIZES for i in range(SIZES)]
     best, shortest = most, math.inf
+    times = []
     for size in (*(size for size in sizes if size > least), min(least, most)):
         # So much more comes in every pass, or less: only where the link is the bound, that matters.
         took = time_of(steps, rate * come / max(come + size - ring, 1), size)
+        times.append((size, took))
         if took < shortest * (1 - GAIN):
             best, shortest = size, took
-    return best
+    return Need(best, late, tuple(times))

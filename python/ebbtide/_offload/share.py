@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from ebbtide import _core
+from ebbtide._offload.pace import Need
 from ebbtide._offload.station import GRAIN, SLACK, Station
 from ebbtide.vbar import VBAR
 
@@ -14,6 +15,7 @@ NEEDS, MOST_NEEDS = 3, 96  # passes whose median says how large the ring should 
 # Part of a unit by which it is made larger, or smaller: for less it is not worth it; and for more
 # something has changed.
 FINE, COARSE = 16, 2
+LONGER = 1.02  # passes may take so much longer together with a larger ring that most of them want
 
 
 class Share:
@@ -23,7 +25,7 @@ class Share:
         self.slots = slots
         self.largest = 0  # unit
         self.need: int | None = None  # bytes of a ring that are enough, if that is known
-        self._needs: list[int] = []  # pass by pass
+        self._needs: list[Need] = []  # pass by pass
         self._enough = NEEDS  # of those
         self._matters = COARSE  # part of a unit by which the last one differs, or does not
         self._grew: bool | None = None  # the ring did, the last time that it was made another
@@ -58,18 +60,28 @@ class Share:
         """That a ring may have."""
         return _up(self.slots * self.largest)
 
-    def needs(self, size: int, late: bool = False) -> None:
-        """A ring of that size would have been the best, for a pass. If its weights were late, a
-        little more of a ring matters, too, for as long as it is not there."""
-        self._needs.append(min(_up(size), self.most()))
+    def needs(self, need: Need) -> None:
+        """What a pass needed. If its weights were late, a little more of a ring matters, too, for
+        as long as it is not there."""
+        need = need._replace(size=min(_up(need.size), self.most()))
+        self._needs.append(need)
         del self._needs[: -self._enough]
-        self._matters = FINE if late and self._needs[-1] > self.whole() else COARSE
+        self._matters = FINE if need.late and need.size > self.whole() else COARSE
         for count, part in ((min(self._enough, 4 * NEEDS), self._matters), (self._enough, FINE)):
             if len(self._needs) >= count:
-                size = sorted(self._needs[-count:])[count // 2]
-                if self._differs(size, part):
+                last = self._needs[-count:]
+                size = sorted(need.size for need in last)[count // 2]
+                if self._differs(size, part) and self._is_worth_it(size, last):
                     self._change(size, grows=size > self.whole())
                     return
+
+    def _is_worth_it(self, size: int, last: list[Need]) -> bool:
+        """A larger ring may be good for most passes, a little, and bad for the others, very: where
+        the host is disturbed now and then, say, and it takes long then with any ring."""
+        now = self.whole()
+        if size < now:
+            return True
+        return sum(n.time(size) for n in last) <= LONGER * sum(n.time(now) for n in last)
 
     def _differs(self, size: int, part: int) -> bool:
         return abs(size - self.whole()) >= max(self.largest // part, GRAIN)
@@ -109,7 +121,7 @@ class Share:
         self._passes += 1
         if self._passes % LOOKS == 0 or self._same <= PEAKS:
             return True
-        return self._differs(self._needs[-1], self._matters) if self._needs else False
+        return self._differs(self._needs[-1].size, self._matters) if self._needs else False
 
     def ring_gave_way(self, size: int) -> None:
         """To tensors: it is of that size now."""

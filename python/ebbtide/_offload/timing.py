@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ebbtide import _core
-from ebbtide._offload.pace import Step, best_ring
+from ebbtide._offload.pace import Need, Step, best_ring
 
 if TYPE_CHECKING:
     from ebbtide._offload.unit import Unit
@@ -130,10 +130,9 @@ class Timing:
             self._mover.unmark(end)
         self._mover.unmark(last)
 
-    def look(self, ring: int, wanted: int, most: int) -> tuple[int, bool] | None:
+    def look(self, ring: int, wanted: int, most: int) -> Need | None:
         """How large the ring should be, by the pass that was measured, in which it was so large,
-        and should have been so large; and whether what came was late without need. None: that is
-        not known yet."""
+        and should have been so large. None: that is not known yet."""
         if not self._last:
             return None
         try:
@@ -149,13 +148,13 @@ class Timing:
         # If it is not the link that takes the time, but the GPU or the host, nothing is to be had;
         # and to reckon takes the host a millisecond or two.
         if waited <= WAITS * busy:
-            return wanted, False
+            return Need(wanted, False, ((wanted, busy),))
         self._link.was_busy()
         rate = self._link.rate
         if not rate:
             return None
         late = waited > LATE * busy and busy > sum(step.bytes for step in steps) / rate
-        return best_ring(steps, rate, ring, most), late
+        return best_ring(steps, rate, ring, most, late)
 
     def _read(self) -> tuple[list[Step], float]:
         """The pass that was measured, or nothing if it was not one like others; and how many
