@@ -415,17 +415,18 @@ EBB_API ebb_status ebb_host_free(ebb_device device, void *memory);
 /*
  * Pin memory of somebody else's that is to be copied from, if it is not: a tensor, or part of a file
  * that is mapped. *from: where the GPU copies it from, memory itself or another address of the same
- * pages. One ebb_host_return() for each EBB_OK. Until then it stays mapped, and if it is a file's
- * nobody writes to it: no copy from the GPU can, and where it is mapped privately the GPU reads what
- * the file has, at another address. Of a file the whole mapping is pinned, once; of anything else these
- * bytes. What is pinned already, by whomever, is left as it is.
+ * pages. One ebb_host_return() for each EBB_OK. Until then these bytes stay mapped, and if they are a
+ * file's nobody writes to them: no copy from the GPU can, and where it is mapped privately the GPU
+ * reads what the file has, at another address, and not what is written. Of a file the whole mapping is
+ * pinned, once; of anything else these bytes. What is pinned already, by whomever, is left as it is.
  *
  * EBB_OK: one pinned piece holds all of it. Anything else: copy it into memory of ebb_host_alloc()
  * instead. EBB_INVALID: nothing is mapped there, or it overlaps with what is borrowed or pinned and
- * is not within, or it is a privately mapped file to which the program has written, or which has no
- * name any more; EBB_DRIVER_FAILED: the driver would not pin it; EBB_NO_HOST_MEMORY, EBB_GONE,
- * EBB_FORKED. Blocks while pages are pinned (about 30 ms per GiB that is in memory). While something
- * is borrowed, the device cannot be closed (EBB_BUSY).
+ * is not within; or it is a privately mapped file to which the program has written, or the system does
+ * not say, or which cannot be had by its name any more, or not as a whole. EBB_DRIVER_FAILED: it could
+ * not be pinned; EBB_NO_HOST_MEMORY, EBB_GONE, EBB_FORKED. Blocks while pages are pinned (about 30 ms
+ * per GiB that is in memory; where the system cannot tell files apart, on overlayfs, say, they are
+ * compared too). While something is borrowed, the device cannot be closed (EBB_BUSY).
  */
 EBB_API ebb_status ebb_host_borrow(ebb_device device, const void *memory, uint64_t bytes,
                                    const void **from);

@@ -68,8 +68,8 @@ void ebb__os_host_free(void *memory, size_t bytes);
 /* What a range of this process's addresses is mapped to. */
 typedef struct ebb__mapping {
     uintptr_t start, end; /* if one mapping of a file holds the range: of that. Else its own */
-    bool file;            /* one does */
-    bool read_only;       /* it cannot be written, or is a file's: nobody pins those for writing */
+    uint64_t device, inode, offset; /* and of which file, from where on. Else 0 */
+    bool read_only;    /* it cannot be written, or is a file's: nobody pins those for writing */
     bool private_file; /* part of it is a file's, of which the program may have pages of its own */
 } ebb__mapping;
 
@@ -79,9 +79,10 @@ bool ebb__os_mapping(const void *address, size_t bytes, ebb__mapping *mapping);
 /*
  * The file that a private mapping is of, the same bytes of it, mapped anew to be read and shared with
  * all: a second address of what is in memory once. NULL: it cannot be had. Undone by
- * ebb__os_host_free().
+ * ebb__os_host_free(). *sure: it is the same file; else it may be another one in its place, as far as
+ * the system says.
  */
-void *ebb__os_file_again(const ebb__mapping *mapping);
+void *ebb__os_file_again(const ebb__mapping *mapping, bool *sure);
 
 /* Whether a mapping of a file shows the file here: the program has written to none of these pages. */
 bool ebb__os_is_files(const void *address, size_t bytes);

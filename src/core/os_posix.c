@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/statfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -178,21 +179,24 @@ void ebb__os_host_free(void *memory, size_t bytes)
 /* A line of /proc/self/maps: 7f0000000000-7f0000100000 r--p 00000000 08:01 1234   /a/file */
 typedef struct area {
     uintptr_t start, end;
-    unsigned long offset, inode; /* without a file, no inode */
-    unsigned major, minor;
+    uint64_t device, inode, offset; /* without a file, no inode */
     bool readable, writable, shared;
     int path; /* where in the line it begins */
 } area;
 
 static bool area_read(const char *line, area *a)
 {
-    unsigned long start, end;
+    unsigned long start, end, offset, inode;
+    unsigned major, minor;
     char access[5];
-    if (sscanf(line, "%lx-%lx %4s %lx %x:%x %lu %n", &start, &end, access, &a->offset, &a->major,
-               &a->minor, &a->inode, &a->path) != 7)
+    if (sscanf(line, "%lx-%lx %4s %lx %x:%x %lu %n", &start, &end, access, &offset, &major, &minor,
+               &inode, &a->path) != 7)
         return false;
     a->start = start;
     a->end = end;
+    a->device = (uint64_t)major << 32 | minor;
+    a->inode = inode;
+    a->offset = offset;
     a->readable = access[0] == 'r';
     a->writable = access[1] == 'w';
     a->shared = access[3] == 's';
@@ -220,7 +224,9 @@ bool ebb__os_mapping(const void *address, size_t bytes, ebb__mapping *mapping)
         if (a.inode && a.start <= from && a.end >= end) {
             mapping->start = a.start;
             mapping->end = a.end;
-            mapping->file = true;
+            mapping->device = a.device;
+            mapping->inode = a.inode;
+            mapping->offset = a.offset;
         }
         seen = a.end;
     }
@@ -246,29 +252,45 @@ static char *area_at(uintptr_t start, area *a)
     return NULL;
 }
 
-void *ebb__os_file_again(const ebb__mapping *mapping)
+/* Whether a file's numbers are its own, and all that is mapped of it are its pages. On overlayfs the
+   file by that name and those numbers may be a copy, by now, and btrfs gives numbers twice. */
+static bool is_told_apart(int file)
 {
-    area old, fresh;
+    static const uint64_t those[] = {0xEF53, 0x58465342, 0x01021994}; /* ext4, xfs, tmpfs */
+    struct statfs system;
+    if (fstatfs(file, &system))
+        return false;
+    for (size_t i = 0; i < sizeof those / sizeof *those; i++)
+        if ((uint64_t)system.f_type == those[i])
+            return true;
+    return false;
+}
+
+void *ebb__os_file_again(const ebb__mapping *mapping, bool *sure)
+{
+    area old;
     size_t bytes = mapping->end - mapping->start;
     char *line = area_at(mapping->start, &old);
     if (!line)
         return NULL;
     line[strcspn(line, "\n")] = 0;
-    int file =
-        old.inode && old.end == mapping->end ? open(line + old.path, O_RDONLY | O_CLOEXEC) : -1;
+    bool still = old.end == mapping->end && old.inode == mapping->inode &&
+                 old.device == mapping->device && old.offset == mapping->offset;
+    int file = still ? open(line + old.path, O_RDONLY | O_CLOEXEC) : -1;
     free(line);
     if (file < 0)
         return NULL;
+    *sure = is_told_apart(file);
     void *again = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, (off_t)old.offset);
     close(file);
     if (again == MAP_FAILED)
         return NULL;
-    /* By its name it may be another file by now. What the system says of the two mappings can be
-       compared where what it says of the file cannot: btrfs and overlayfs number it otherwise. */
-    line = area_at((uintptr_t)again, &fresh);
-    bool same = line && fresh.inode == old.inode && fresh.major == old.major &&
-                fresh.minor == old.minor && fresh.offset == old.offset;
-    free(line);
+    /* By its name it may be another file by now. The two lines can be compared where stat() numbers
+       files otherwise. The new one may have become part of another, of the same file. */
+    ebb__mapping there;
+    bool same = ebb__os_mapping(again, bytes, &there) && there.inode == old.inode &&
+                there.device == old.device &&
+                there.offset + ((uintptr_t)again - there.start) == old.offset;
     if (same)
         return again;
     munmap(again, bytes);

@@ -30,6 +30,8 @@
 typedef struct run {
     uintptr_t start, end; /* as those who borrow know it */
     uintptr_t at;         /* where it is registered: its start, or its file's other mapping */
+    bool sure;            /* that is the same file; else what is borrowed is to be compared */
+    uint64_t device, inode, offset; /* of the file that was mapped there, if one was */
     uint64_t loans;
     enum { COMING, THERE, GOING } state;
     bool ours; /* from ebb_host_alloc() */
@@ -268,79 +270,104 @@ ebb_status ebb_host_free(ebb_device handle, void *memory)
 
 /* ---- borrowed -------------------------------------------------------------------------------------- */
 
+/* A range that is to be borrowed, and what was found out of it before the lock was taken. */
+typedef struct asked {
+    uintptr_t start, end;
+    bool known; /* what is mapped there */
+    ebb__mapping mapping;
+    bool own; /* it is a file's that is mapped privately, and the program has pages of its own */
+} asked;
+
+static asked ask(const void *memory, size_t bytes)
+{
+    asked a = {.start = (uintptr_t)memory, .end = (uintptr_t)memory + bytes};
+    a.known = ebb__os_mapping(memory, bytes, &a.mapping);
+    if (a.known && a.mapping.private_file)
+        a.own = !a.mapping.inode || !ebb__os_is_files(memory, bytes);
+    return a;
+}
+
 /* Register a range of which nothing is; the whole mapping that it is in, if that is a file's, and
    `again` in its place if that is another mapping of it. */
-static ebb_status pin_locked(ebb__device *device, uintptr_t start, uint64_t bytes,
-                             const ebb__mapping *mapping, const void *again, run **in) EBB__LOCKED
+static ebb_status pin_locked(ebb__device *device, const asked *a, const void *again, bool sure,
+                             run **in) EBB__LOCKED
 {
-    uintptr_t end = start + (size_t)bytes, at = again ? (uintptr_t)again : mapping->start;
-    unsigned flags = mapping->read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0;
+    const ebb__mapping *m = &a->mapping;
+    unsigned flags = m->read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0;
     ebb_status status = EBB_DRIVER_FAILED;
     *in = NULL;
-    if (!run_find_locked(device->host, mapping->start, mapping->end))
-        status = register_locked(device, mapping->start, mapping->end, at, flags, in);
+    if (!run_find_locked(device->host, m->start, m->end))
+        status = register_locked(device, m->start, m->end, again ? (uintptr_t)again : m->start,
+                                 flags, in);
     /* Not all of a mapping need have memory behind it, nor be free of others' registrations. The lock
-       was dropped, so another's may have come; then the driver says so. */
-    bool wider = mapping->start < start || mapping->end > end;
+       was dropped, so another's may have come; then the driver says so. What is mapped again is had
+       as a whole or not at all. */
+    bool wider = m->start < a->start || m->end > a->end;
     if (status == EBB_DRIVER_FAILED && wider && !again &&
-        !run_find_locked(device->host, start, end))
-        status = register_locked(device, start, end, start, flags, in);
+        !run_find_locked(device->host, a->start, a->end))
+        status = register_locked(device, a->start, a->end, a->start, flags, in);
+    if (status == EBB_OK) {
+        (*in)->sure = sure;
+        (*in)->device = m->device;
+        (*in)->inode = m->inode;
+        (*in)->offset = m->inode ? m->offset + ((*in)->start - m->start) : 0;
+    }
     return status;
 }
 
-/* Whether one run has all of a range, and shows what is there: the file, or what else there is. */
-static ebb_status is_in(const run *it, uintptr_t start, uintptr_t end, bool files)
+/* Whether one run has all of a range, and what is mapped there is still what was when it was made:
+   only what is borrowed has to stay. */
+static bool is_in(const run *it, const asked *a)
 {
-    bool shown = it->at == it->start || files;
-    return shown && it->start <= start && it->end >= end ? EBB_OK : EBB_INVALID;
+    if (it->start > a->start || it->end < a->end)
+        return false;
+    if (!it->inode)
+        return true;
+    const ebb__mapping *m = &a->mapping;
+    return a->known && !a->own && m->inode == it->inode && m->device == it->device &&
+           m->offset + (a->start - m->start) == it->offset + (a->start - it->start);
 }
 
 /*
- * The run that holds a range, made if need be; *in stays NULL if somebody else has pinned it. `files`:
- * if it is a file's, it shows what the file has. Drops the lock. A loan of the same range may have
- * come meanwhile.
+ * The run that holds a range, made if need be; *in stays NULL if somebody else has pinned it. Drops
+ * the lock. A loan of the same range may have come meanwhile.
  */
-static ebb_status find_pinned_locked(ebb__device *device, uintptr_t start, uint64_t bytes,
-                                     bool files, run **in) EBB__LOCKED
+static ebb_status find_pinned_locked(ebb__device *device, const asked *a, run **in) EBB__LOCKED
 {
-    uintptr_t end = start + (size_t)bytes;
-    ebb__mapping mapping;
-    bool known = false; /* what is mapped there */
-    void *again = NULL; /* and where once more */
+    void *again = NULL; /* another mapping of the same */
+    bool sure = true;
     ebb_status status;
     *in = NULL;
     for (;;) {
-        run *there = run_find_locked(device->host, start, end);
+        run *there = run_find_locked(device->host, a->start, a->end);
         if (there && there->state != THERE) {
             ebb__await(device);
             continue;
         }
         if (there) {
-            status = is_in(there, start, end, files);
+            status = is_in(there, a) ? EBB_OK : EBB_INVALID;
             *in = status == EBB_OK ? there : NULL;
             break;
         }
-        status = pinned_locked(device, start, bytes);
+        status = pinned_locked(device, a->start, a->end - a->start);
         if (status != EBB_GONE)
             break;
-        if (known) {
-            status = pin_locked(device, start, bytes, &mapping, again, in);
+        status = EBB_INVALID;
+        if (!a->known || a->own)
             break;
+        if (a->mapping.private_file && !again) {
+            ebb__drop(device); /* the system may take its time */
+            again = ebb__os_file_again(&a->mapping, &sure);
+            ebb__retake(device);
+            if (!again)
+                break;
+            continue;
         }
-        ebb__drop(device); /* the system may take its time to say */
-        known = ebb__os_mapping((const void *)start, (size_t)bytes, &mapping);
-        if (known && mapping.private_file) {
-            again = mapping.file && files ? ebb__os_file_again(&mapping) : NULL;
-            known = again != NULL;
-        }
-        ebb__retake(device);
-        if (!known) {
-            status = EBB_INVALID;
-            break;
-        }
+        status = pin_locked(device, a, again, sure, in);
+        break;
     }
     if (again && (!*in || (*in)->at != (uintptr_t)again))
-        ebb__os_host_free(again, mapping.end - mapping.start); /* nobody has seen it */
+        ebb__os_host_free(again, a->mapping.end - a->mapping.start); /* nobody has seen it */
     return status;
 }
 
@@ -360,33 +387,52 @@ static const void *where(const loan *it)
     return (const void *)(it->in ? it->in->at + (it->start - it->in->start) : it->start);
 }
 
-static ebb_status borrow_locked(ebb__device *device, uintptr_t start, uint64_t bytes, bool files,
-                                const void **from) EBB__LOCKED
+/* Nobody borrows from it any more: it goes, unless it is ours. EBB_DRIVER_FAILED: it is still there. */
+static ebb_status let_go_locked(ebb__device *device, run *it) EBB__LOCKED
 {
+    return it && !it->loans && !it->ours ? unregister_locked(device, it) : EBB_OK;
+}
+
+/* Whether the GPU would copy what the program sees, byte by byte. Drops the lock. */
+static bool is_same_locked(ebb__device *device, run *it, const asked *a) EBB__LOCKED
+{
+    it->loans++; /* so that it stays */
+    ebb__drop(device);
+    bool same = !memcmp((const void *)(it->at + (a->start - it->start)), (const void *)a->start,
+                        a->end - a->start);
+    ebb__retake(device);
+    it->loans--;
+    return same;
+}
+
+static ebb_status borrow_locked(ebb__device *device, const asked *a, const void **from) EBB__LOCKED
+{
+    uint64_t bytes = a->end - a->start;
     loan *fresh = malloc(sizeof *fresh), *there;
     ebb__host *host = fresh ? host_locked(device) : NULL;
     if (!host) {
         free(fresh);
         return EBB_NO_HOST_MEMORY;
     }
-    *fresh = (loan){.start = start, .bytes = bytes, .times = 1};
-    ebb_status status = EBB_OK;
-    if (!*loan_place_locked(host, start, bytes)) {
-        host->loan_count++; /* so that the books stay, whatever others return meanwhile */
-        status = find_pinned_locked(device, start, bytes, files, &fresh->in);
-        host->loan_count--;
+    *fresh = (loan){.start = a->start, .bytes = bytes, .times = 1};
+    host->loan_count++; /* so that the books stay, whatever others return meanwhile */
+    ebb_status status = find_pinned_locked(device, a, &fresh->in);
+    if (fresh->in && !fresh->in->sure && !is_same_locked(device, fresh->in, a)) {
+        let_go_locked(device, fresh->in); /* if it does not go it stays, for the next who asks */
+        status = EBB_INVALID;
     }
-    /* Another thread may have borrowed the same. */
-    there = *loan_place_locked(host, start, bytes);
-    if (status == EBB_OK && there && there->in)
-        status =
-            is_in(there->in, start, start + (size_t)bytes, files); /* not if written to since */
+    host->loan_count--;
+    there = *loan_place_locked(host, a->start, bytes);
     if (status == EBB_OK && !there) {
         loan_add_locked(host, fresh);
         *from = where(fresh);
         return EBB_OK;
     }
-    if (status == EBB_OK) {
+    if (status == EBB_OK) {            /* it is lent already */
+        if (!there->in && fresh->in) { /* others had pinned it then, and do not any more */
+            there->in = fresh->in;
+            there->in->loans++;
+        }
         there->times++;
         *from = where(there);
     }
@@ -400,13 +446,15 @@ ebb_status ebb_host_borrow(ebb_device handle, const void *memory, uint64_t bytes
     uintptr_t start = (uintptr_t)memory;
     if (!start || !bytes || bytes > UINTPTR_MAX - start || !from)
         return EBB_INVALID;
-    bool files = ebb__os_is_files(memory, (size_t)bytes);
     ebb__scope scope;
     ebb_status status;
+    if (!ebb__device_find(handle, &status))
+        return status;
+    const asked a = ask(memory, (size_t)bytes);
     ebb__device *device = ebb__device_enter(handle, &scope, &status);
     if (!device)
         return status;
-    status = borrow_locked(device, start, bytes, files, from);
+    status = borrow_locked(device, &a, from);
     ebb__leave(device, &scope);
     return status;
 }
@@ -418,16 +466,15 @@ static ebb_status end_locked(ebb__device *device, loan **at) EBB__LOCKED
     run *in = it->in;
     *at = it->next;
     device->host->loan_count--;
-    if (in && !--in->loans && !in->ours) {
-        ebb_status status = unregister_locked(device, in);
-        if (status != EBB_OK) {
-            loan_add_locked(device->host, it);
-            return status;
-        }
-    } else {
-        host_done_locked(device);
+    if (in)
+        in->loans--;
+    ebb_status status = let_go_locked(device, in);
+    if (status != EBB_OK) {
+        loan_add_locked(device->host, it);
+        return status;
     }
     free(it);
+    host_done_locked(device);
     return EBB_OK;
 }
 

@@ -1,9 +1,12 @@
 /* Host memory that the GPU copies from: our own, and what is borrowed. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/rig.h"
@@ -303,6 +306,98 @@ static void of_a_private_mapping_only_what_is_the_files_is_lent(void)
     core_close(&c);
 }
 
+/* Only what is borrowed has to stay: beside it, in the same mapping, another file may come to lie. */
+static void what_has_come_into_a_mapping_is_not_lent_for_what_was_there(int flags)
+{
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    enum { BYTES = 1 << 20, HALF = BYTES / 2 };
+    kept_file f = mapped_file(BYTES, PROT_READ, flags),
+              other = mapped_file(BYTES, PROT_READ, flags);
+    const void *from;
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, 1000, &from), EBB_OK);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + HALF, 1000, &from), EBB_OK);
+    CHECK_EQ(ebb_host_return(c.device, f.memory + HALF, 1000), EBB_OK);
+    for (int i = 0; i < 3; i++) { /* another file, another part of the same one, and a heap */
+        int file = i < 2 ? open(i ? f.name : other.name, O_RDONLY) : -1;
+        void *there =
+            mmap(f.memory + HALF, HALF, PROT_READ,
+                 (i < 2 ? flags : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_FIXED, file, i ? 0 : HALF);
+        REQUIRE(there == f.memory + HALF);
+        if (file >= 0)
+            close(file);
+        CHECK_EQ(ebb_host_borrow(c.device, f.memory + HALF, 1000, &from), EBB_INVALID);
+    }
+    CHECK_EQ(ebb_host_return(c.device, f.memory, 1000), EBB_OK);
+    file_gone(&f);
+    file_gone(&other);
+    core_close(&c);
+}
+
+static void what_has_come_into_a_mapping_is_not_lent(void)
+{
+    what_has_come_into_a_mapping_is_not_lent_for_what_was_there(MAP_PRIVATE);
+    what_has_come_into_a_mapping_is_not_lent_for_what_was_there(MAP_SHARED);
+}
+
+/* On overlayfs a file that is written becomes another one, by the same name and number. */
+static void a_file_that_another_has_come_in_place_of_is_compared(void)
+{
+    char base[] = "/tmp/ebbtide_host.XXXXXX", name[64], options[200];
+    enum { BYTES = 1 << 20 };
+    /* In a name space of its own, which goes with the test. */
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
+        SKIP_TEST("may not mount");
+    REQUIRE(mkdtemp(base) && !mount("tmpfs", base, "tmpfs", 0, NULL));
+    static const char *const parts[] = {"lower", "upper", "work", "all"};
+    for (int i = 0; i < 4; i++) {
+        snprintf(name, sizeof name, "%s/%s", base, parts[i]);
+        REQUIRE(!mkdir(name, 0700));
+    }
+    unsigned char *text = pages(BYTES);
+    snprintf(name, sizeof name, "%s/lower/file", base);
+    int file = open(name, O_RDWR | O_CREAT, 0600);
+    REQUIRE(file >= 0 && write(file, text, BYTES) == BYTES);
+    close(file);
+    snprintf(options, sizeof options, "lowerdir=%s/lower,upperdir=%s/upper,workdir=%s/work", base,
+             base, base);
+    snprintf(name, sizeof name, "%s/all", base);
+    bool there = !mount("overlay", name, "overlay", 0, options);
+    if (there) {
+        core c;
+        core_open(&c, 256 * MIB, 128 * MIB);
+        const void *from;
+        snprintf(name, sizeof name, "%s/all/file", base);
+        file = open(name, O_RDONLY);
+        unsigned char *memory = mmap(NULL, BYTES, PROT_READ, MAP_PRIVATE, file, 0);
+        REQUIRE(memory != MAP_FAILED);
+        close(file);
+        CHECK_EQ(ebb_host_borrow(c.device, memory, BYTES, &from), EBB_OK);
+        CHECK(from != memory && !memcmp(from, text, BYTES));
+        CHECK_EQ(ebb_host_return(c.device, memory, BYTES), EBB_OK);
+        file = open(name, O_WRONLY);
+        REQUIRE(file >= 0 && pwrite(file, "other", 5, 7000) == 5);
+        close(file);
+        CHECK(!memcmp(memory, text, BYTES)); /* the program has the old one */
+        CHECK_EQ(ebb_host_borrow(c.device, memory, BYTES, &from), EBB_INVALID);
+        CHECK_EQ(times_mapped(name), 1);
+        CHECK_EQ(ebb_host_borrow(c.device, memory, 4096, &from), EBB_OK);
+        CHECK(!memcmp(from, text, 4096));
+        CHECK_EQ(ebb_host_borrow(c.device, memory + 7000, 10, &from), EBB_INVALID);
+        CHECK_EQ(ebb_host_return(c.device, memory, 4096), EBB_OK);
+        CHECK_EQ(times_mapped(name), 1);
+        if (c.sim)
+            CHECK_EQ(registrations(), 0);
+        munmap(memory, BYTES);
+        core_close(&c);
+    }
+    munmap(text, BYTES);
+    umount2(base, MNT_DETACH); /* and what is in it */
+    rmdir(base);
+    if (!there)
+        SKIP_TEST("no overlayfs");
+}
+
 static void where_the_whole_file_cannot_be_had_a_part_is(void)
 {
     core c;
@@ -474,6 +569,8 @@ int main(void)
     RUN(a_privately_mapped_file_is_pinned_whole);
     RUN(a_shared_file_is_pinned_whole);
     RUN(of_a_private_mapping_only_what_is_the_files_is_lent);
+    RUN(what_has_come_into_a_mapping_is_not_lent);
+    RUN(a_file_that_another_has_come_in_place_of_is_compared);
     RUN(where_the_whole_file_cannot_be_had_a_part_is);
     RUN(what_is_pinned_is_left_as_it_is);
     RUN(every_call_fails_once);

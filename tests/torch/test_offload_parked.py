@@ -15,6 +15,7 @@ from offloaded import MIB, WIDTH, inside, layers, x
 from torch import nn
 
 import ebbtide
+from ebbtide._offload import host
 
 
 class Pair:
@@ -536,6 +537,55 @@ def test_a_mapped_weight_that_has_been_written_before(room, how, tmp_path):
     assert Pair(room, model, passes=3).same()
     assert not torch.equal(model[3][0].weight.cpu(), values["3.0.weight"])
     assert torch.equal(model[2][0].weight.cpu(), values["2.0.weight"])
+
+
+@pytest.mark.parametrize("how", ["assigned", "loaded"])
+def test_a_mapped_tensor_that_is_written_and_put_in_anew(room, how, tmp_path):
+    model, mapped, _ = from_file("torch", tmp_path / "weights")
+    pair = Pair(room, model, passes=3)
+    with torch.no_grad():
+        mapped["3.0.weight"].mul_(2)  # an adapter is merged into it, say
+        pair.plain[3][0].weight.mul_(2)
+    if how == "assigned":
+        model[3][0].weight = nn.Parameter(mapped["3.0.weight"])
+    else:
+        model.load_state_dict(mapped, assign=True)
+    assert pair.same(6)
+
+
+def test_two_storages_of_a_file_that_begin_together(room, tmp_path):
+    values, size = torch.randn(2, WIDTH, WIDTH) / 20, WIDTH * WIDTH
+    (tmp_path / "weights").write_bytes(values.numpy().tobytes())
+    whole = torch.UntypedStorage.from_file(str(tmp_path / "weights"), False, values.nbytes)
+    model = layers(2)
+    model[0][0].weight = nn.Parameter(
+        torch.empty(0).set_(whole[: values.nbytes // 2], 0, (WIDTH, WIDTH))
+    )
+    model[1][0].weight = nn.Parameter(torch.empty(0).set_(whole, size, (WIDTH, WIDTH)))
+    with torch.no_grad():
+        model[1][0].weight.mul_(2)
+    assert Pair(room, model, passes=4).same()
+    assert torch.equal(model[1][0].weight.cpu(), 2 * values[1])
+
+
+def test_a_file_stays_mapped_until_it_has_been_given_back(free_room, tmp_path, monkeypatch):
+    """Another one may come to lie where it was, and would be taken for it."""
+    seen, returns = [], host._return
+
+    def watched(*args):
+        seen.append(times_mapped(tmp_path / "weights"))
+        returns(*args)
+
+    monkeypatch.setattr(host, "_return", watched)
+    model, mapped, _ = from_file("torch", tmp_path / "weights")
+    Pair(free_room, model)
+    del mapped
+    for layer in model:
+        layer[0].weight = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+    model(x())
+    gc.collect()
+    assert len(seen) == len(model) and min(seen) == 2  # by the program, and for the GPU
+    assert times_mapped(tmp_path / "weights") == 0
 
 
 def test_a_mapped_file_that_has_been_deleted(room, tmp_path):

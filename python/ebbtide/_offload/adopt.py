@@ -258,9 +258,9 @@ class Weights:
         return tensor
 
     def _piece(self, tensor: torch.Tensor, region: Region) -> Piece:
-        lent = self.lender.ask(tensor)
+        lent = self.lender.ask(tensor, region.low, region.high)
         if lent is not None:
-            piece = Piece(lent[0][region.low : region.high], self.torch_device)
+            piece = Piece(lent[0], self.torch_device)
             piece.loan = lent[1]
             return piece
         size = region.high - region.low

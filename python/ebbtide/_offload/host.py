@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -94,27 +95,27 @@ def _files() -> list[tuple[int, int]]:
 class Loan:
     """Memory of somebody else, which the GPU may copy from as long as this is held."""
 
-    def __init__(
-        self, mover: _core.Mover, index: int, address: int, size: int, source: int
-    ) -> None:
+    def __init__(self, mover: _core.Mover, index: int, tensor: torch.Tensor, source: int) -> None:
+        address = tensor.data_ptr()
         # How far from the memory itself the GPU finds it: of a file that is mapped privately the
         # same pages are mapped once more.
         self.shift = source - address
-        weakref.finalize(self, _return, mover, index, address, size).atexit = False
+        # It stays mapped until it has been given back: another file may come to lie there.
+        args = mover, index, address, tensor.nbytes, tensor.untyped_storage()
+        weakref.finalize(self, _return, *args).atexit = False
 
 
-def _return(mover: _core.Mover, index: int, address: int, size: int) -> None:
+def _return(mover: _core.Mover, index: int, address: int, size: int, _: Any) -> None:
     torch.cuda.synchronize(index)
     mover.give_back(address, size)
 
 
 class Lender:
-    """What of memory that others have is left where it is. Several weights may be of one file."""
+    """What of memory that others have is left where it is."""
 
     def __init__(self, mover: _core.Mover, index: int) -> None:
         self.mover = mover
         self.index = index
-        self.loans: weakref.WeakValueDictionary[int, Loan] = weakref.WeakValueDictionary()
         self.files: list[tuple[int, int]] | None = None
 
     def begin(self) -> None:
@@ -127,22 +128,19 @@ class Lender:
         at = bisect.bisect(self.files, (address, sys.maxsize)) - 1
         return at >= 0 and address < self.files[at][1]
 
-    def ask(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Loan | None] | None:
-        """The bytes of a tensor's storage, if the GPU can copy from them where they are; and what
+    def ask(
+        self, tensor: torch.Tensor, low: int, high: int
+    ) -> tuple[torch.Tensor, Loan | None] | None:
+        """These bytes of a tensor's storage, if the GPU can copy from them where they are; and what
         is to be held as long as it does."""
         if tensor.device.type != "cpu":
             return None
         storage = tensor.untyped_storage()
-        address, size = storage.data_ptr(), storage.nbytes()
-        flat = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
-        loan = self.loans.get(address)
-        if loan is not None:
-            return flat, loan
+        flat = torch.empty(0, dtype=torch.uint8).set_(storage, low, (high - low,), (1,))
         # A file may be pinned because another weight of it is borrowed: that is no weight's own.
-        if not self._mapped(address):
+        if not self._mapped(flat.data_ptr()):
             return (flat, None) if tensor.is_pinned() else None
-        source = self.mover.borrow(address, size) if size >= mmap.PAGESIZE else None
-        if source is None:
+        if flat.nbytes < mmap.PAGESIZE:
             return None
-        loan = self.loans[address] = Loan(self.mover, self.index, address, size, source)
-        return flat, loan
+        source = self.mover.borrow(flat.data_ptr(), flat.nbytes)
+        return None if source is None else (flat, Loan(self.mover, self.index, flat, source))
