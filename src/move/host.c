@@ -117,7 +117,7 @@ static run *run_add_locked(ebb__device *device, uintptr_t start, uintptr_t end,
         host_done_locked(device);
         return NULL;
     }
-    *it = (run){.start = start, .end = end, .at = at, .state = COMING};
+    *it = (run){.start = start, .end = end, .at = at, .sure = true, .state = COMING};
     size_t n = run_at_locked(host, start);
     memmove(&host->runs[n + 1], &host->runs[n], (host->run_count - n) * sizeof(run *));
     host->runs[n] = it;
