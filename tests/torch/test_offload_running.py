@@ -8,7 +8,7 @@ import os
 
 import pytest
 import torch
-from offloaded import MIB, WIDTH, Boom, at_rest, layers, x
+from offloaded import MIB, WIDTH, Boom, at_rest, inside, layers, x
 from torch import nn
 
 import ebbtide
@@ -68,6 +68,22 @@ def test_an_activation_that_does_not_fit_is_pytorch_s_own_error(free_room):
 
 
 # ---- gradients ----------------------------------------------------------------------------------
+
+
+def test_a_pass_is_over_also_if_its_last_unit_cannot_be_left(room, monkeypatch):
+    model, inputs = layers(6), x()
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        room.offload(model)
+        for _ in range(3):
+            assert torch.equal(model(inputs), expected)
+        ours = inside(model)
+        ours.begin()
+        with monkeypatch.context() as patch, pytest.raises(KeyError, match="boom"):
+            patch.setattr(ours, "_leave_run", lambda: {}["boom"])
+            ours.end()
+        assert ours.running.depth == 0
+        assert torch.equal(model(inputs), expected) and at_rest(model)
 
 
 def test_without_no_grad_forward_works_and_backward_raises(room):

@@ -272,11 +272,13 @@ class Model:
 
     def end(self) -> None:
         """The root is left."""
-        self._leave_run()
-        with self.lock:
-            if not self.running.end():
-                self._end()
-                self.watch()
+        try:
+            self._leave_run()
+        finally:
+            with self.lock:
+                if not self.running.end():
+                    self._end()
+                    self.watch()
 
     def watch(self) -> None:
         """Whether the next pass has something to be seen to, at its begin or at its end."""
