@@ -15,7 +15,7 @@
  *
  * Most files are mapped privately (torch.load(mmap=True) and safetensors do). To pin such a mapping,
  * the system gives the program a page of its own for each of the file's: RAM twice. And where it has
- * the file in huge pages, it tries that for ever. So the file is mapped once more, shared, and that is
+ * the file in huge pages, it never returns. So the file is mapped once more, shared, and that is
  * pinned: the same pages, at an address that the loan tells. It shows what the file has, so what the
  * program has written to its own mapping is not lent.
  *

@@ -533,7 +533,7 @@ def test_a_mapped_weight_is_written_through_a_view_that_was_given_out(room, how,
 def test_a_mapped_weight_that_has_been_written_before(room, how, tmp_path):
     model, _, values = from_file(how, tmp_path / "weights")
     with torch.no_grad():
-        model[3][0].weight[7].mul_(2)
+        model[3][0].weight[: WIDTH // 2].mul_(2)  # one row might change nothing behind a ReLU
     assert Pair(room, model, passes=3).same()
     assert not torch.equal(model[3][0].weight.cpu(), values["3.0.weight"])
     assert torch.equal(model[2][0].weight.cpu(), values["2.0.weight"])
