@@ -405,36 +405,50 @@ EBB_API ebb_status ebb_vbar_page(ebb_vbar vbar, uint64_t page, ebb_range *range)
 EBB_API ebb_status ebb_host_alloc(ebb_device device, uint64_t bytes, void **memory);
 
 /*
- * Give it back; the caller knows that no copy reads it any more. EBB_OK; EBB_INVALID: it is not from
- * ebb_host_alloc(); EBB_BUSY: part of it is borrowed, or another thread gives it back; EBB_GONE,
- * EBB_FORKED; EBB_DRIVER_FAILED: it is still there, try again. The driver may wait for all work of
- * the GPU.
+ * Give it back, when all work that is queued on the GPU by now is over. EBB_OK; EBB_INVALID: it is not
+ * from ebb_host_alloc(); EBB_BUSY: part of it is borrowed, or another thread gives it back, or a stream
+ * captures; EBB_GONE, EBB_FORKED; EBB_DRIVER_FAILED: it is still there, try again. Blocks.
  */
 EBB_API ebb_status ebb_host_free(ebb_device device, void *memory);
+
+/* Memory of this process. */
+typedef struct ebb_span {
+    const void *start;
+    uint64_t bytes;
+} ebb_span;
 
 /*
  * Pin memory of somebody else's that is to be copied from, if it is not: a tensor, or part of a file
  * that is mapped. *from: where the GPU copies it from, memory itself or another address of the same
  * pages. One ebb_host_return() for each EBB_OK. Until then these bytes stay mapped, and if they are a
  * file's nobody writes to them: no copy from the GPU can, and where it is mapped privately the GPU
- * reads what the file has, at another address, and not what is written. Of a file the whole mapping is
- * pinned, once; of anything else these bytes. What is pinned already, by whomever, is left as it is.
+ * reads what the file has, at another address, and not what is written. Of a file all of the mapping
+ * that is `within` a span is pinned, once (NULL: the whole mapping; say where weights are, if a file has
+ * more than those); of anything else these bytes. What is pinned already, by whomever, is left as it is.
  *
  * EBB_OK: one pinned piece holds all of it. Anything else: copy it into memory of ebb_host_alloc()
  * instead. EBB_INVALID: nothing is mapped there, or it overlaps with what is borrowed or pinned and
- * is not within; or it is a privately mapped file to which the program has written, or the system does
+ * is not within, or it is pinned for another GPU alone; or it is a privately mapped file to which the program has written, or the system does
  * not say, or which cannot be had by its name any more, or not as a whole. EBB_DRIVER_FAILED: it could
- * not be pinned; EBB_NO_HOST_MEMORY, EBB_GONE, EBB_FORKED. Blocks while pages are pinned (about 30 ms
+ * not be pinned; EBB_NO_HOST_MEMORY: so much is not free, to be kept there for good; EBB_GONE,
+ * EBB_FORKED. Blocks while pages are pinned (about 30 ms
  * per GiB that is in memory; where the system cannot tell files apart, on overlayfs, say, they are
  * compared too). While something is borrowed, the device cannot be closed (EBB_BUSY).
  */
 EBB_API ebb_status ebb_host_borrow(ebb_device device, const void *memory, uint64_t bytes,
-                                   const void **from);
+                                   const ebb_span *within, const void **from);
 
 /*
- * Undo one ebb_host_borrow() of the same range; the caller knows that no copy reads it any more.
- * EBB_OK; EBB_INVALID: it is not borrowed; EBB_GONE, EBB_FORKED; EBB_DRIVER_FAILED: it is still
- * borrowed, try again. The driver may wait for all work of the GPU.
+ * The piece, pinned as one, that a byte is in, whoever has pinned it: one copy may read as far as that
+ * goes, and no further. EBB_OK; EBB_INVALID: it is not pinned; EBB_GONE, EBB_FORKED.
+ */
+EBB_API ebb_status ebb_host_pinned(ebb_device device, const void *memory, ebb_span *piece);
+
+/*
+ * Undo one ebb_host_borrow() of the same range; the last one of what is pinned as one waits until all
+ * work that is queued on the GPU by now is over. EBB_OK; EBB_INVALID: it is not borrowed; EBB_GONE,
+ * EBB_FORKED; EBB_BUSY: a stream captures; EBB_DRIVER_FAILED. With these two it is still borrowed: try
+ * again. Blocks.
  */
 EBB_API ebb_status ebb_host_return(ebb_device device, const void *memory, uint64_t bytes);
 

@@ -140,34 +140,39 @@ static void out(gate *g, PyObject *its)
 
 enum { DEEP = 4 }; /* results in results that are looked at */
 
-/* Whether a result, or a tensor in it, is over memory of the unit's weights: a table that is given away
-   by its rows, say. When the unit is left, something else will be there. */
+/* Whether a tensor is over memory of the unit's weights. */
+static bool is_over(const gate *g, const unit *u, PyObject *tensor)
+{
+    PyObject *address = PyObject_CallFunctionObjArgs(g->address_of, tensor, NULL);
+    /* A parked tensor has none, nor has one that is more than its memory. */
+    bool known = address && PyLong_Check(address);
+    uint64_t at = known ? PyLong_AsUnsignedLongLong(address) : 0;
+    Py_XDECREF(address);
+    PyErr_Clear();
+    return at && unit_covers(u, at);
+}
+
+/* Whether a result, or a tensor in it, is: a table that is given away by its rows, say. When the unit is
+   left, something else will be there. To ask a tensor may run anything, so what is asked is held. */
 static bool holds(const gate *g, const unit *u, PyObject *what, int deep)
 {
     if (what == Py_None)
         return false;
-    if (PyObject_TypeCheck(what, (PyTypeObject *)g->tensor)) {
-        PyObject *address = PyObject_CallFunctionObjArgs(g->address_of, what, NULL);
-        /* A parked tensor has none, nor has one that is more than its memory. */
-        bool known = address && PyLong_Check(address);
-        uint64_t at = known ? PyLong_AsUnsignedLongLong(address) : 0;
-        Py_XDECREF(address);
-        PyErr_Clear();
-        return at && unit_covers(u, at);
+    if (PyObject_TypeCheck(what, (PyTypeObject *)g->tensor))
+        return is_over(g, u, what);
+    if (!deep || !(PyDict_Check(what) || PyTuple_Check(what) || PyList_Check(what)))
+        return false;
+    PyObject *items = PyDict_Check(what) ? PyDict_Values(what) : PySequence_Tuple(what);
+    bool found = false;
+    Py_ssize_t count = items ? PySequence_Size(items) : 0;
+    for (Py_ssize_t i = 0; i < count && !found; i++) {
+        PyObject *item = PySequence_GetItem(items, i);
+        found = item && holds(g, u, item, deep - 1);
+        Py_XDECREF(item);
     }
-    Py_ssize_t at = 0;
-    PyObject *key, *value;
-    while (deep && PyDict_Check(what) && PyDict_Next(what, &at, &key, &value))
-        if (holds(g, u, value, deep - 1))
-            return true;
-    bool tuple = PyTuple_Check(what), list = PyList_Check(what);
-    for (Py_ssize_t i = 0; deep && (tuple || list); i++) {
-        if (i >= (tuple ? PyTuple_Size(what) : PyList_Size(what)))
-            break;
-        if (holds(g, u, tuple ? PyTuple_GetItem(what, i) : PyList_GetItem(what, i), deep - 1))
-            return true;
-    }
-    return false;
+    Py_XDECREF(items);
+    PyErr_Clear();
+    return found;
 }
 
 /* The same for Python: _holds(unit, result). */
@@ -271,18 +276,20 @@ static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
         plain = !pass_is_watched(calls_of(g));
     else if (plain && g->enters && g->run)
         plain = !pass_run(calls_of(g));
-    int in = plain && g->unit && g->enters ? unit_go_in((unit *)g->unit) : plain;
-    if (PyErr_Occurred())
-        return NULL;
-    if (in <= 0)
-        return slowly(self, args, kwargs);
-    PyObject *its = g->unit; /* another may be in its place by then */
+    /* Another may be in its place at any time: when a stream is met for the first time, too. */
+    PyObject *its = g->unit;
+    Py_XINCREF(its);
+    int in = plain && its && g->enters ? unit_go_in((unit *)its) : plain;
+    if (in <= 0 || PyErr_Occurred()) {
+        Py_XDECREF(its);
+        return PyErr_Occurred() ? NULL : slowly(self, args, kwargs);
+    }
     bool root = g->root;
     if (its && g->run && g->enters && pass_set_run(calls_of(g), its) < 0) {
         unit_go_out((unit *)its);
+        Py_DECREF(its);
         return NULL;
     }
-    Py_XINCREF(its);
     if (root)
         pass_begin(calls_of(g));
     PyObject *result = forward(g, args, kwargs);

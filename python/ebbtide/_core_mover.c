@@ -55,8 +55,11 @@ static void mover_dealloc(PyObject *self)
 {
     mover *m = (mover *)self;
     PyTypeObject *type = Py_TYPE(self);
+    PyObject *kind, *value, *traceback; /* of whoever fails to make one */
+    PyErr_Fetch(&kind, &value, &traceback);
     Py_XDECREF(mover_close(self, NULL));
     PyErr_Clear();
+    PyErr_Restore(kind, value, traceback);
     Py_XDECREF(m->device);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -147,19 +150,33 @@ static PyObject *mover_unpin(PyObject *self, PyObject *address)
 static PyObject *mover_borrow(PyObject *self, PyObject *arguments)
 {
     mover *m = (mover *)self;
-    unsigned long long at, bytes;
+    unsigned long long at, bytes, low, high;
     if (!made(m))
         return NULL;
-    if (!PyArg_ParseTuple(arguments, "KK", &at, &bytes))
+    if (!PyArg_ParseTuple(arguments, "KKKK", &at, &bytes, &low, &high))
         return NULL;
     ebb_status status;
+    const ebb_span within = {(const void *)(uintptr_t)low, high > low ? high - low : 0};
     const void *from = NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = ebb_host_borrow(m->device->handle, (const void *)(uintptr_t)at, bytes, &from);
+    status = ebb_host_borrow(m->device->handle, (const void *)(uintptr_t)at, bytes, &within, &from);
     Py_END_ALLOW_THREADS
     if (status != EBB_OK)
         Py_RETURN_NONE;
     return PyLong_FromVoidPtr((void *)(uintptr_t)from);
+}
+
+static PyObject *mover_pinned(PyObject *self, PyObject *address)
+{
+    mover *m = (mover *)self;
+    unsigned long long at = PyLong_AsUnsignedLongLong(address);
+    if (!made(m) || PyErr_Occurred())
+        return NULL;
+    ebb_span piece;
+    if (ebb_host_pinned(m->device->handle, (const void *)(uintptr_t)at, &piece) != EBB_OK)
+        Py_RETURN_NONE;
+    unsigned long long start = (uintptr_t)piece.start;
+    return Py_BuildValue("KK", start, start + piece.bytes);
 }
 
 static PyObject *mover_give_back(PyObject *self, PyObject *arguments)
@@ -342,8 +359,11 @@ static PyMethodDef mover_methods[] = {
      "address."},
     {"unpin", mover_unpin, METH_O, "unpin($self, address, /)\n--\n\nGive it back."},
     {"borrow", mover_borrow, METH_VARARGS,
-     "borrow($self, address, bytes, /)\n--\n\nPin somebody else's memory: where the GPU copies it "
-     "from, or None."},
+     "borrow($self, address, bytes, low, high, /)\n--\n\nPin somebody else's memory, and of a file "
+     "all from low to high: where the GPU copies it from, or None."},
+    {"pinned", mover_pinned, METH_O,
+     "pinned($self, address, /)\n--\n\nFrom where to where memory is pinned as one; None: it is "
+     "not."},
     {"give_back", mover_give_back, METH_VARARGS,
      "give_back($self, address, bytes, /)\n--\n\nUndo borrow()."},
     {"mark", mover_mark, METH_O,

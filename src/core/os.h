@@ -58,6 +58,12 @@ void *ebb__os_table_new(size_t bytes);
 void ebb__os_table_clear(void *table, size_t bytes);
 void ebb__os_table_free(void *table, size_t bytes);
 
+/* Bytes of a page. */
+size_t ebb__os_page(void);
+
+/* Bytes of memory that can be had, or kept there for good, without pushing somebody out. */
+uint64_t ebb__os_available(void);
+
 /*
  * Memory that is to be pinned: in huge pages where the system has them, and all of it there. NULL: it
  * has no such amount.
@@ -77,7 +83,7 @@ typedef struct ebb__mapping {
 bool ebb__os_mapping(const void *address, size_t bytes, ebb__mapping *mapping);
 
 /*
- * The file that a private mapping is of, the same bytes of it, mapped anew to be read and shared with
+ * The file that a private mapping, or whole pages of one, is of, the same bytes of it, mapped anew to be read and shared with
  * all: a second address of what is in memory once. NULL: it cannot be had. Undone by
  * ebb__os_host_free(). *sure: it is the same file; else it may be another one in its place, as far as
  * the system says.

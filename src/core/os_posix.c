@@ -110,9 +110,14 @@ void ebb__os_table_free(void *table, size_t bytes)
 /* A huge page, on the systems that have them. */
 #define HUGE_PAGE ((size_t)2 << 20)
 
+size_t ebb__os_page(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
 static size_t whole_pages(size_t bytes)
 {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t page = ebb__os_page();
     return (bytes + page - 1) / page * page;
 }
 
@@ -130,8 +135,8 @@ static bool populate(char *memory, size_t bytes)
     return true;
 }
 
-/* Bytes that can be had without pushing somebody out; some systems would promise any number. */
-static uint64_t available(void)
+/* Some systems would promise any number. */
+uint64_t ebb__os_available(void)
 {
     unsigned long long found = 0;
     FILE *info = fopen("/proc/meminfo", "re");
@@ -141,12 +146,12 @@ static uint64_t available(void)
             found *= 1024;
     if (info)
         fclose(info);
-    return found ? found : (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    return found ? found : (uint64_t)sysconf(_SC_PHYS_PAGES) * ebb__os_page();
 }
 
 void *ebb__os_host_new(size_t bytes)
 {
-    if (bytes > available())
+    if (bytes > ebb__os_available())
         return NULL;
     /* Somewhat more, so that it can begin with a huge page; what is over is given back. */
     size_t slack = bytes >= HUGE_PAGE ? HUGE_PAGE : 0;
@@ -235,15 +240,15 @@ bool ebb__os_mapping(const void *address, size_t bytes, ebb__mapping *mapping)
     return seen >= end;
 }
 
-/* The line that begins at an address. The caller frees it; NULL: there is none. */
-static char *area_at(uintptr_t start, area *a)
+/* The line that a range is in. The caller frees it; NULL: there is none. */
+static char *area_of(uintptr_t start, uintptr_t end, area *a)
 {
     FILE *maps = fopen("/proc/self/maps", "re");
     char *line = NULL;
     size_t room = 0;
     bool found = false;
     while (maps && !found && getline(&line, &room, maps) > 0)
-        found = area_read(line, a) && a->start == start;
+        found = area_read(line, a) && a->start <= start && a->end >= end;
     if (maps)
         fclose(maps);
     if (found)
@@ -270,27 +275,28 @@ void *ebb__os_file_again(const ebb__mapping *mapping, bool *sure)
 {
     area old;
     size_t bytes = mapping->end - mapping->start;
-    char *line = area_at(mapping->start, &old);
+    char *line = area_of(mapping->start, mapping->end, &old);
     if (!line)
         return NULL;
     line[strcspn(line, "\n")] = 0;
-    bool still = old.end == mapping->end && old.inode == mapping->inode &&
-                 old.device == mapping->device && old.offset == mapping->offset;
-    int file = still ? open(line + old.path, O_RDONLY | O_CLOEXEC) : -1;
+    bool still = old.inode == mapping->inode && old.device == mapping->device &&
+                 old.offset + (mapping->start - old.start) == mapping->offset;
+    /* By its name it may be anything by now, and who opens a pipe waits for somebody to write to it. */
+    int file = still ? open(line + old.path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
     free(line);
     if (file < 0)
         return NULL;
     *sure = is_told_apart(file);
-    void *again = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, (off_t)old.offset);
+    void *again = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, (off_t)mapping->offset);
     close(file);
     if (again == MAP_FAILED)
         return NULL;
     /* By its name it may be another file by now. The two lines can be compared where stat() numbers
        files otherwise. The new one may have become part of another, of the same file. */
     ebb__mapping there;
-    bool same = ebb__os_mapping(again, bytes, &there) && there.inode == old.inode &&
-                there.device == old.device &&
-                there.offset + ((uintptr_t)again - there.start) == old.offset;
+    bool same = ebb__os_mapping(again, bytes, &there) && there.inode == mapping->inode &&
+                there.device == mapping->device &&
+                there.offset + ((uintptr_t)again - there.start) == mapping->offset;
     if (same)
         return again;
     munmap(again, bytes);

@@ -8,16 +8,20 @@
  *   runs     [ ours ]      [ a file's mapping             ]   [ bytes of a tensor ]
  *   loans                    [ weight ][ weight ]  [ w. ]     [ weight            ]
  *
- * Runs never overlap: two registrations of one byte is what the driver refuses. A file is mapped once
- * and all of it is weights, so its mapping becomes one run. Other memory (a heap, say) holds what is
- * not ours to pin, and addresses that may be given back to the system and mapped anew while pinned, so
- * there a run is the very bytes of a loan.
+ * Of a file, as much of its mapping becomes one run as whoever borrows says that weights are in. Other
+ * memory (a heap, say) holds what is not ours to pin, and addresses that may be given back to the system
+ * and mapped anew while pinned, so there a run is the very bytes of a loan.
  *
  * Most files are mapped privately (torch.load(mmap=True) and safetensors do). To pin such a mapping,
  * the system gives the program a page of its own for each of the file's: RAM twice. And where it has
  * the file in huge pages, it never returns. So the file is mapped once more, shared, and that is
  * pinned: the same pages, at an address that the loan tells. It shows what the file has, so what the
  * program has written to its own mapping is not lent.
+ *
+ * Where they are registered, runs never overlap: two registrations of one byte is what the driver
+ * refuses. Where the program knows them, they may: only what is lent has to stay mapped, and other
+ * memory, our own too, may come to lie where the rest of a mapping was. There are few of them, a file or
+ * a block each, so each is looked at; a run is known by what was mapped, not by its address alone.
  *
  * To register and to unregister take long, and the second may wait for the GPU: the lock is dropped
  * meanwhile, and a run says that it is COMING or GOING. Who needs it waits for that to be over.
@@ -48,7 +52,7 @@ typedef struct loan {
 enum { PLACES = 1024 };
 
 typedef struct ebb__host {
-    run **runs; /* sorted */
+    run **runs; /* in no order */
     size_t run_count, run_room;
     loan *loans[PLACES];
     size_t loan_count;
@@ -77,25 +81,9 @@ static void host_done_locked(ebb__device *device) EBB__LOCKED
     device->busy--;
 }
 
-/* The number of the first run that ends above an address. */
-static size_t run_at_locked(const ebb__host *host, uintptr_t address) EBB__LOCKED
+static bool overlaps(const run *it, uintptr_t start, uintptr_t end)
 {
-    size_t low = 0, high = host->run_count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (host->runs[middle]->end <= address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* The first run that has a byte of a range; NULL: none. */
-static run *run_find_locked(const ebb__host *host, uintptr_t start, uintptr_t end) EBB__LOCKED
-{
-    size_t at = host ? run_at_locked(host, start) : 0;
-    return host && at < host->run_count && host->runs[at]->start < end ? host->runs[at] : NULL;
+    return it->start < end && start < it->end;
 }
 
 /* A run that is about to be registered. NULL: no memory to know it. */
@@ -118,19 +106,17 @@ static run *run_add_locked(ebb__device *device, uintptr_t start, uintptr_t end,
         return NULL;
     }
     *it = (run){.start = start, .end = end, .at = at, .sure = true, .state = COMING};
-    size_t n = run_at_locked(host, start);
-    memmove(&host->runs[n + 1], &host->runs[n], (host->run_count - n) * sizeof(run *));
-    host->runs[n] = it;
-    host->run_count++;
+    host->runs[host->run_count++] = it;
     return it;
 }
 
 static void run_remove_locked(ebb__device *device, run *it) EBB__LOCKED
 {
     ebb__host *host = device->host;
-    size_t at = run_at_locked(host, it->start);
-    host->run_count--;
-    memmove(&host->runs[at], &host->runs[at + 1], (host->run_count - at) * sizeof(run *));
+    size_t at = 0;
+    while (host->runs[at] != it)
+        at++;
+    host->runs[at] = host->runs[--host->run_count];
     free(it);
     host_done_locked(device);
     ebb__os_wake_all(&device->changed);
@@ -146,7 +132,7 @@ static loan **loan_place_locked(ebb__host *host, uintptr_t start, uint64_t bytes
 
 /* ---- the driver ----------------------------------------------------------------------------------- */
 
-/* Register addresses of which no run has any, or what is mapped again `at` another one, as a new run.
+/* Register addresses, or what is mapped again `at` another one, as a new run.
    On failure there is none. Drops the lock. */
 static ebb_status register_locked(ebb__device *device, uintptr_t start, uintptr_t end, uintptr_t at,
                                   unsigned flags, run **in) EBB__LOCKED
@@ -170,48 +156,91 @@ static ebb_status register_locked(ebb__device *device, uintptr_t start, uintptr_
     return EBB_OK;
 }
 
-/* Unregister a run that is THERE, and forget it. EBB_DRIVER_FAILED: it still is. Drops the lock. */
+/* Unregister a run that is THERE, behind all copies from it, and forget it. EBB_BUSY: a capture is open,
+   and what there is to wait for cannot be known; EBB_DRIVER_FAILED. It still is there then. Drops the
+   lock. */
 static ebb_status unregister_locked(ebb__device *device, run *it) EBB__LOCKED
 {
     void *at = (void *)it->at;
     bool again = it->at != it->start;
     size_t bytes = it->end - it->start;
     it->state = GOING;
-    ebb__drop(device);
-    CUresult code = device->driver.cuMemHostUnregister(at);
-    if (code == CUDA_SUCCESS && again)
-        ebb__os_host_free(at, bytes);
-    ebb__retake(device);
-    if (code == CUDA_SUCCESS) {
-        run_remove_locked(device, it);
-        return EBB_OK;
+    /* Copies are the mover's, PyTorch's, anybody's: all streams are waited for, as far as they are now. */
+    uint64_t ticket = ebb__ticket_locked(device, EBB__CONTEXT_SLOT);
+    ebb_status status = EBB_OK;
+    if (!ebb__ticket_wait_locked(device, ticket))
+        status = atomic_load(&ebb__captures) ? EBB_BUSY : EBB_DRIVER_FAILED;
+    if (status == EBB_OK) {
+        ebb__drop(device);
+        CUresult code = device->driver.cuMemHostUnregister(at);
+        if (code == CUDA_SUCCESS && again)
+            ebb__os_host_free(at, bytes);
+        ebb__retake(device);
+        if (code == CUDA_SUCCESS) {
+            run_remove_locked(device, it);
+            return EBB_OK;
+        }
+        ebb__failed_locked(device, "cuMemHostUnregister", code);
+        status = EBB_DRIVER_FAILED;
     }
     it->state = THERE;
     ebb__os_wake_all(&device->changed);
-    ebb__failed_locked(device, "cuMemHostUnregister", code);
-    return EBB_DRIVER_FAILED;
+    return status;
 }
 
-/*
- * Whether somebody else has pinned a range: EBB_OK, all of it as one; EBB_GONE, its beginning is not
- * pinned; EBB_INVALID, part of it is.
- */
-static ebb_status pinned_locked(ebb__device *device, uintptr_t start, uint64_t bytes) EBB__LOCKED
+/* The piece, pinned as one, that an address is in, whoever has pinned it, and in which context. EBB_GONE:
+   it is not pinned; EBB_INVALID: the driver does not say. */
+static ebb_status piece_locked(ebb__device *device, uintptr_t address, ebb_span *piece,
+                               CUcontext *context) EBB__LOCKED
 {
     const ebb__driver *driver = &device->driver;
     int type = 0;
     CUdeviceptr from = 0;
     size_t size = 0;
-    if (driver->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, start) !=
+    if (driver->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) !=
         CUDA_SUCCESS)
         return EBB_GONE;
     if (type != CU_MEMORYTYPE_HOST ||
-        driver->cuPointerGetAttribute(&from, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, start) !=
+        driver->cuPointerGetAttribute(&from, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) !=
             CUDA_SUCCESS ||
-        driver->cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, start) !=
+        driver->cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address) !=
+            CUDA_SUCCESS ||
+        driver->cuPointerGetAttribute(context, CU_POINTER_ATTRIBUTE_CONTEXT, address) !=
             CUDA_SUCCESS)
         return EBB_INVALID;
-    return start - from < size && bytes <= size - (start - from) ? EBB_OK : EBB_INVALID;
+    *piece = (ebb_span){(const void *)(uintptr_t)from, size};
+    return EBB_OK;
+}
+
+/*
+ * Whether somebody else has pinned a range: EBB_OK, all of it as one; EBB_GONE, its beginning is not
+ * pinned; EBB_INVALID, part of it is, or for another GPU, which may give it back while this one reads.
+ */
+static ebb_status pinned_locked(ebb__device *device, uintptr_t start, uint64_t bytes) EBB__LOCKED
+{
+    ebb_span piece;
+    CUcontext context = NULL;
+    ebb_status status = piece_locked(device, start, &piece, &context);
+    if (status != EBB_OK)
+        return status;
+    uint64_t before = start - (uintptr_t)piece.start;
+    bool all = before < piece.bytes && bytes <= piece.bytes - before;
+    return all && context == device->context ? EBB_OK : EBB_INVALID;
+}
+
+ebb_status ebb_host_pinned(ebb_device handle, const void *memory, ebb_span *piece)
+{
+    ebb__scope scope;
+    ebb_status status;
+    CUcontext context;
+    if (!piece)
+        return EBB_INVALID;
+    ebb__device *device = ebb__device_enter(handle, &scope, &status);
+    if (!device)
+        return status;
+    status = piece_locked(device, (uintptr_t)memory, piece, &context);
+    ebb__leave(device, &scope);
+    return status == EBB_GONE ? EBB_INVALID : status;
 }
 
 /* ---- our own --------------------------------------------------------------------------------------- */
@@ -251,10 +280,12 @@ ebb_status ebb_host_free(ebb_device handle, void *memory)
     ebb__device *device = ebb__device_enter(handle, &scope, &status);
     if (!device)
         return status;
-    uintptr_t start = (uintptr_t)memory;
-    run *it = start ? run_find_locked(device->host, start, start + 1) : NULL;
+    run *it = NULL;
+    for (size_t i = 0; device->host && i < device->host->run_count && !it; i++)
+        if (device->host->runs[i]->ours && device->host->runs[i]->start == (uintptr_t)memory)
+            it = device->host->runs[i];
     size_t bytes = 0;
-    if (!it || !it->ours || it->start != start) {
+    if (!it) {
         status = EBB_INVALID;
     } else if (it->loans || it->state != THERE) {
         status = EBB_BUSY;
@@ -273,21 +304,84 @@ ebb_status ebb_host_free(ebb_device handle, void *memory)
 /* A range that is to be borrowed, and what was found out of it before the lock was taken. */
 typedef struct asked {
     uintptr_t start, end;
-    bool known; /* what is mapped there */
-    ebb__mapping mapping;
-    bool own; /* it is a file's that is mapped privately, and the program has pages of its own */
+    bool known;           /* what is mapped there */
+    ebb__mapping mapping; /* of it, what may be pinned */
+    bool own;   /* it is a file's that is mapped privately, and the program has pages of its own */
+    bool large; /* there is not so much memory: all that is pinned stays in it */
 } asked;
 
-static asked ask(const void *memory, size_t bytes)
+/* Of a file's mapping, the pages that are in a span, or all if there is none. */
+static void cut(ebb__mapping *m, const ebb_span *within, uintptr_t from, uintptr_t to)
+{
+    if (!within || !m->inode)
+        return;
+    uintptr_t page = ebb__os_page(), low = (uintptr_t)within->start, high = low + within->bytes;
+    low = (low < from ? low : from) / page * page;
+    high = ((high > to ? high : to) + page - 1) / page * page;
+    if (low > m->start) {
+        m->offset += low - m->start;
+        m->start = low;
+    }
+    if (high < m->end)
+        m->end = high;
+}
+
+static asked ask(const void *memory, size_t bytes, const ebb_span *within)
 {
     asked a = {.start = (uintptr_t)memory, .end = (uintptr_t)memory + bytes};
     a.known = ebb__os_mapping(memory, bytes, &a.mapping);
     if (a.known && a.mapping.private_file)
         a.own = !a.mapping.inode || !ebb__os_is_files(memory, bytes);
+    if (a.known) {
+        cut(&a.mapping, within, a.start, a.end);
+        a.large = a.mapping.end - a.mapping.start > ebb__os_available();
+    }
     return a;
 }
 
-/* Register a range of which nothing is; the whole mapping that it is in, if that is a file's, and
+/* Whether a run is of the file that is mapped where the range is, and of the same place in it. */
+static bool is_of(const run *it, const asked *a)
+{
+    const ebb__mapping *m = &a->mapping;
+    return a->known && m->inode == it->inode && m->device == it->device &&
+           m->offset + (a->start - m->start) == it->offset + (a->start - it->start);
+}
+
+/* Whether a run has all of a range, and what is mapped there is still what was when it was made: only
+   what is borrowed has to stay. */
+static bool is_in(const run *it, const asked *a)
+{
+    if (it->start > a->start || it->end < a->end)
+        return false;
+    return !it->inode || (!a->own && is_of(it, a));
+}
+
+/* The run that has a range, or else the first that is in its way; NULL: none is. A file that is mapped
+   once more for each run has no others in its way but those that come or go. */
+static run *run_find_locked(const ebb__host *host, const asked *a) EBB__LOCKED
+{
+    run *found = NULL;
+    for (size_t i = 0; host && i < host->run_count; i++) {
+        run *it = host->runs[i];
+        if (!overlaps(it, a->start, a->end))
+            continue;
+        if (it->state == THERE && is_in(it, a))
+            return it;
+        if (it->state != THERE || !a->mapping.private_file || !is_of(it, a))
+            found = found && found->state != THERE ? found : it;
+    }
+    return found;
+}
+
+static bool is_free_locked(const ebb__host *host, uintptr_t start, uintptr_t end) EBB__LOCKED
+{
+    for (size_t i = 0; host && i < host->run_count; i++)
+        if (overlaps(host->runs[i], start, end))
+            return false;
+    return true;
+}
+
+/* Register a range of which nothing is; all of its mapping that may be, if that is a file's, and
    `again` in its place if that is another mapping of it. */
 static ebb_status pin_locked(ebb__device *device, const asked *a, const void *again, bool sure,
                              run **in) EBB__LOCKED
@@ -296,7 +390,7 @@ static ebb_status pin_locked(ebb__device *device, const asked *a, const void *ag
     unsigned flags = m->read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0;
     ebb_status status = EBB_DRIVER_FAILED;
     *in = NULL;
-    if (!run_find_locked(device->host, m->start, m->end))
+    if (again || is_free_locked(device->host, m->start, m->end))
         status = register_locked(device, m->start, m->end, again ? (uintptr_t)again : m->start,
                                  flags, in);
     /* Not all of a mapping need have memory behind it, nor be free of others' registrations. The lock
@@ -304,7 +398,7 @@ static ebb_status pin_locked(ebb__device *device, const asked *a, const void *ag
        as a whole or not at all. */
     bool wider = m->start < a->start || m->end > a->end;
     if (status == EBB_DRIVER_FAILED && wider && !again &&
-        !run_find_locked(device->host, a->start, a->end))
+        is_free_locked(device->host, a->start, a->end))
         status = register_locked(device, a->start, a->end, a->start, flags, in);
     if (status == EBB_OK) {
         (*in)->sure = sure;
@@ -313,19 +407,6 @@ static ebb_status pin_locked(ebb__device *device, const asked *a, const void *ag
         (*in)->offset = m->inode ? m->offset + ((*in)->start - m->start) : 0;
     }
     return status;
-}
-
-/* Whether one run has all of a range, and what is mapped there is still what was when it was made:
-   only what is borrowed has to stay. */
-static bool is_in(const run *it, const asked *a)
-{
-    if (it->start > a->start || it->end < a->end)
-        return false;
-    if (!it->inode)
-        return true;
-    const ebb__mapping *m = &a->mapping;
-    return a->known && !a->own && m->inode == it->inode && m->device == it->device &&
-           m->offset + (a->start - m->start) == it->offset + (a->start - it->start);
 }
 
 /*
@@ -339,7 +420,7 @@ static ebb_status find_pinned_locked(ebb__device *device, const asked *a, run **
     ebb_status status;
     *in = NULL;
     for (;;) {
-        run *there = run_find_locked(device->host, a->start, a->end);
+        run *there = run_find_locked(device->host, a);
         if (there && there->state != THERE) {
             ebb__await(device);
             continue;
@@ -352,13 +433,14 @@ static ebb_status find_pinned_locked(ebb__device *device, const asked *a, run **
         status = pinned_locked(device, a->start, a->end - a->start);
         if (status != EBB_GONE)
             break;
-        status = EBB_INVALID;
-        if (!a->known || a->own)
+        status = !a->known || a->own ? EBB_INVALID : EBB_NO_HOST_MEMORY;
+        if (!a->known || a->own || a->large)
             break;
         if (a->mapping.private_file && !again) {
             ebb__drop(device); /* the system may take its time */
             again = ebb__os_file_again(&a->mapping, &sure);
             ebb__retake(device);
+            status = EBB_INVALID;
             if (!again)
                 break;
             continue;
@@ -387,7 +469,7 @@ static const void *where(const loan *it)
     return (const void *)(it->in ? it->in->at + (it->start - it->in->start) : it->start);
 }
 
-/* Nobody borrows from it any more: it goes, unless it is ours. EBB_DRIVER_FAILED: it is still there. */
+/* Nobody borrows from it any more: it goes, unless it is ours, or as unregister_locked() says. */
 static ebb_status let_go_locked(ebb__device *device, run *it) EBB__LOCKED
 {
     return it && !it->loans && !it->ours ? unregister_locked(device, it) : EBB_OK;
@@ -441,16 +523,19 @@ static ebb_status borrow_locked(ebb__device *device, const asked *a, const void 
     return status;
 }
 
-ebb_status ebb_host_borrow(ebb_device handle, const void *memory, uint64_t bytes, const void **from)
+ebb_status ebb_host_borrow(ebb_device handle, const void *memory, uint64_t bytes,
+                           const ebb_span *within, const void **from)
 {
     uintptr_t start = (uintptr_t)memory;
     if (!start || !bytes || bytes > UINTPTR_MAX - start || !from)
+        return EBB_INVALID;
+    if (within && within->bytes > UINTPTR_MAX - (uintptr_t)within->start)
         return EBB_INVALID;
     ebb__scope scope;
     ebb_status status;
     if (!ebb__device_find(handle, &status))
         return status;
-    const asked a = ask(memory, (size_t)bytes);
+    const asked a = ask(memory, (size_t)bytes, within);
     ebb__device *device = ebb__device_enter(handle, &scope, &status);
     if (!device)
         return status;

@@ -82,7 +82,7 @@ static void file_gone(const kept_file *f)
 static ebb_status borrow(core *c, const void *memory, uint64_t bytes)
 {
     const void *from = NULL;
-    ebb_status status = ebb_host_borrow(c->device, memory, bytes, &from);
+    ebb_status status = ebb_host_borrow(c->device, memory, bytes, NULL, &from);
     CHECK(status != EBB_OK || from == memory);
     return status;
 }
@@ -151,11 +151,11 @@ static void nonsense_is_refused(void)
     CHECK_EQ(ebb_host_alloc(c.device, UINT64_C(1) << 46, &memory), EBB_NO_HOST_MEMORY);
     CHECK_EQ(ebb_host_alloc((ebb_device){0}, 4096, &memory), EBB_GONE);
     CHECK_EQ(borrow(&c, NULL, 4096), EBB_INVALID);
-    CHECK_EQ(ebb_host_borrow(c.device, &local, 4, NULL), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, &local, 4, NULL, NULL), EBB_INVALID);
     CHECK_EQ(borrow(&c, &local, 0), EBB_INVALID);
     CHECK_EQ(borrow(&c, &local, UINT64_MAX), EBB_INVALID);
     const void *from;
-    CHECK_EQ(ebb_host_borrow((ebb_device){0}, &local, 4, &from), EBB_GONE);
+    CHECK_EQ(ebb_host_borrow((ebb_device){0}, &local, 4, NULL, &from), EBB_GONE);
     CHECK_EQ(ebb_host_return(c.device, &local, 4), EBB_INVALID);
     const size_t part = 65536;
     unsigned char *hole = pages(3 * part);
@@ -214,8 +214,9 @@ static void of_a_file_the_whole_mapping_once(int protection, int flags)
     kept_file f = mapped_from(BYTES, SKIP, protection, flags);
     const unsigned char *from = NULL, *at;
     for (size_t i = 0; i < 20; i++) {
-        CHECK_EQ(ebb_host_borrow(c.device, f.memory + 8 + i * PIECE, PIECE, (const void **)&at),
-                 EBB_OK);
+        CHECK_EQ(
+            ebb_host_borrow(c.device, f.memory + 8 + i * PIECE, PIECE, NULL, (const void **)&at),
+            EBB_OK);
         from = i ? from : at - 8;
         CHECK(at == from + 8 + i * PIECE);
     }
@@ -228,7 +229,7 @@ static void of_a_file_the_whole_mapping_once(int protection, int flags)
         CHECK_EQ(registrations(), 1);
     CHECK(!memcmp(from, f.memory, f.bytes));
     CHECK(travels(&c, v, from, f.bytes)); /* one registration holds it all */
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory, f.bytes, (const void **)&at), EBB_OK);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, f.bytes, NULL, (const void **)&at), EBB_OK);
     CHECK(at == from);
     for (size_t i = 0; i < 20; i++)
         CHECK_EQ(ebb_host_return(c.device, f.memory + 8 + i * PIECE, PIECE), EBB_OK);
@@ -266,15 +267,15 @@ static void of_a_private_mapping_only_what_is_the_files_is_lent(void)
     kept_file f = mapped_file(BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE);
     const void *from;
     f.memory[THERE] ^= 1;
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory + THERE, 100, &from), EBB_INVALID);
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, &from), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + THERE, 100, NULL, &from), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, NULL, &from), EBB_INVALID);
     CHECK_EQ(times_mapped(f.name), 1);
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory, THERE, &from), EBB_OK);
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory + 50, THERE, &from), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, THERE, NULL, &from), EBB_OK);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + 50, THERE, NULL, &from), EBB_INVALID);
     /* Written to meanwhile: what is lent stays lent, and is not lent once more. */
     f.memory[0] ^= 1;
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory, THERE, &from), EBB_INVALID);
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory + 8192, 100, &from), EBB_OK);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, THERE, NULL, &from), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + 8192, 100, NULL, &from), EBB_OK);
     CHECK_EQ(ebb_host_return(c.device, f.memory, THERE), EBB_OK);
     CHECK_EQ(ebb_host_return(c.device, f.memory + 8192, 100), EBB_OK);
     CHECK_EQ(times_mapped(f.name), 1);
@@ -282,7 +283,7 @@ static void of_a_private_mapping_only_what_is_the_files_is_lent(void)
 
     f = mapped_file(BYTES, PROT_READ, MAP_PRIVATE);
     unlink(f.name);
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, &from), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, NULL, &from), EBB_INVALID);
     /* Another one by the same name, and by that which the system tells. */
     char told[64];
     snprintf(told, sizeof told, "%s (deleted)", f.name);
@@ -290,7 +291,7 @@ static void of_a_private_mapping_only_what_is_the_files_is_lent(void)
         int other = open(i ? told : f.name, O_RDWR | O_CREAT | O_EXCL, 0600);
         REQUIRE(other >= 0 && !ftruncate(other, BYTES));
         close(other);
-        CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, &from), EBB_INVALID);
+        CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, NULL, &from), EBB_INVALID);
         CHECK_EQ(times_mapped(f.name), 1);
     }
     unlink(told);
@@ -299,8 +300,8 @@ static void of_a_private_mapping_only_what_is_the_files_is_lent(void)
     /* Half of it is the program's in another way: two mappings hold the range. */
     f = mapped_file(BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE);
     MUST(mprotect(f.memory, THERE, PROT_READ));
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, &from), EBB_INVALID);
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory, THERE, &from), EBB_OK);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, BYTES, NULL, &from), EBB_INVALID);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, THERE, NULL, &from), EBB_OK);
     CHECK_EQ(ebb_host_return(c.device, f.memory, THERE), EBB_OK);
     file_gone(&f);
     core_close(&c);
@@ -315,8 +316,8 @@ static void what_has_come_into_a_mapping_is_not_lent_for_what_was_there(int flag
     kept_file f = mapped_file(BYTES, PROT_READ, flags),
               other = mapped_file(BYTES, PROT_READ, flags);
     const void *from;
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory, 1000, &from), EBB_OK);
-    CHECK_EQ(ebb_host_borrow(c.device, f.memory + HALF, 1000, &from), EBB_OK);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, 1000, NULL, &from), EBB_OK);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + HALF, 1000, NULL, &from), EBB_OK);
     CHECK_EQ(ebb_host_return(c.device, f.memory + HALF, 1000), EBB_OK);
     for (int i = 0; i < 3; i++) { /* another file, another part of the same one, and a heap */
         int file = i < 2 ? open(i ? f.name : other.name, O_RDONLY) : -1;
@@ -326,7 +327,7 @@ static void what_has_come_into_a_mapping_is_not_lent_for_what_was_there(int flag
         REQUIRE(there == f.memory + HALF);
         if (file >= 0)
             close(file);
-        CHECK_EQ(ebb_host_borrow(c.device, f.memory + HALF, 1000, &from), EBB_INVALID);
+        CHECK_EQ(ebb_host_borrow(c.device, f.memory + HALF, 1000, NULL, &from), EBB_INVALID);
     }
     CHECK_EQ(ebb_host_return(c.device, f.memory, 1000), EBB_OK);
     file_gone(&f);
@@ -372,18 +373,18 @@ static void a_file_that_another_has_come_in_place_of_is_compared(void)
         unsigned char *memory = mmap(NULL, BYTES, PROT_READ, MAP_PRIVATE, file, 0);
         REQUIRE(memory != MAP_FAILED);
         close(file);
-        CHECK_EQ(ebb_host_borrow(c.device, memory, BYTES, &from), EBB_OK);
+        CHECK_EQ(ebb_host_borrow(c.device, memory, BYTES, NULL, &from), EBB_OK);
         CHECK(from != memory && !memcmp(from, text, BYTES));
         CHECK_EQ(ebb_host_return(c.device, memory, BYTES), EBB_OK);
         file = open(name, O_WRONLY);
         REQUIRE(file >= 0 && pwrite(file, "other", 5, 7000) == 5);
         close(file);
         CHECK(!memcmp(memory, text, BYTES)); /* the program has the old one */
-        CHECK_EQ(ebb_host_borrow(c.device, memory, BYTES, &from), EBB_INVALID);
+        CHECK_EQ(ebb_host_borrow(c.device, memory, BYTES, NULL, &from), EBB_INVALID);
         CHECK_EQ(times_mapped(name), 1);
-        CHECK_EQ(ebb_host_borrow(c.device, memory, 4096, &from), EBB_OK);
+        CHECK_EQ(ebb_host_borrow(c.device, memory, 4096, NULL, &from), EBB_OK);
         CHECK(!memcmp(from, text, 4096));
-        CHECK_EQ(ebb_host_borrow(c.device, memory + 7000, 10, &from), EBB_INVALID);
+        CHECK_EQ(ebb_host_borrow(c.device, memory + 7000, 10, NULL, &from), EBB_INVALID);
         CHECK_EQ(ebb_host_return(c.device, memory, 4096), EBB_OK);
         CHECK_EQ(times_mapped(name), 1);
         if (c.sim)
@@ -419,6 +420,117 @@ static void where_the_whole_file_cannot_be_had_a_part_is(void)
     CHECK(pinned(&c, file + BYTES / 2)); /* not ours to take */
     MUST(c.driver.cuMemHostUnregister(file + BYTES / 2));
     file_gone(&f);
+    core_close(&c);
+}
+
+/* Only what is lent stays mapped: where the rest of a mapping was, other memory may be, our own too. */
+static void our_own_may_lie_where_a_mapping_was(void)
+{
+    enum { BYTES = 2 << 20, HALF = BYTES / 2 };
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    kept_file f = mapped_file(BYTES, PROT_READ, MAP_PRIVATE);
+    const void *from;
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory, 1000, NULL, &from), EBB_OK);
+    munmap(f.memory + HALF, HALF);
+    /* Until some lies there. */
+    void *own[64];
+    int count = 0;
+    bool there = false;
+    while (count < 64 && !there) {
+        MUST(ebb_host_alloc(c.device, HALF, &own[count]));
+        there = (unsigned char *)own[count] >= f.memory &&
+                (unsigned char *)own[count] < f.memory + BYTES;
+        count++;
+    }
+    if (!there)
+        puts("none came to lie there");
+    CHECK_EQ(ebb_host_free(c.device, f.memory), EBB_INVALID);
+    MUST(ebb_host_return(c.device, f.memory, 1000));
+    CHECK_EQ(registrations(), (unsigned)count);
+    while (count--)
+        MUST(ebb_host_free(c.device, own[count]));
+    CHECK_EQ(registrations(), 0);
+    munmap(f.memory, HALF);
+    unlink(f.name);
+    core_close(&c);
+}
+
+/* Weights are a part of a file: the rest of it is not pinned. */
+static void of_a_file_no_more_than_is_asked_for(int flags)
+{
+    enum { BYTES = 1 << 20, LOW = 100000, HIGH = 300000, PAGE = 4096 };
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    ebb_vbar v = core_vbar(&c, 64 * MIB);
+    kept_file f = mapped_file(BYTES, PROT_READ, flags);
+    const ebb_span first = {f.memory + LOW, HIGH - LOW}, second = {f.memory + HIGH, 50000};
+    const void *from, *other;
+    ebb_span piece;
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + LOW, 5000, &first, &from), EBB_OK);
+    CHECK_EQ(registrations(), 1);
+    MUST(ebb_host_pinned(c.device, from, &piece));
+    CHECK_EQ(piece.bytes, HIGH / PAGE * PAGE + PAGE - LOW / PAGE * PAGE);
+    CHECK_EQ((uintptr_t)from - (uintptr_t)piece.start, LOW % PAGE);
+    CHECK(travels(&c, v, from, 5000) && !memcmp(from, f.memory + LOW, 5000));
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + HIGH - 900, 900, &first, &other), EBB_OK);
+    CHECK_EQ((uintptr_t)other - (uintptr_t)from, HIGH - 900 - LOW);
+    CHECK_EQ(registrations(), 1);
+    /* The next one begins on a page of the first: of a file that is mapped again that is no matter, and
+       else it is refused. */
+    ebb_status next = ebb_host_borrow(c.device, f.memory + HIGH + 100, 40000, &second, &other);
+    CHECK_EQ(next, flags == MAP_PRIVATE ? EBB_OK : EBB_INVALID);
+    if (next == EBB_OK) {
+        CHECK(travels(&c, v, other, 40000) && !memcmp(other, f.memory + HIGH + 100, 40000));
+        CHECK_EQ(registrations(), 2);
+        MUST(ebb_host_return(c.device, f.memory + HIGH + 100, 40000));
+    }
+    /* What is borrowed is pinned, wherever the span is. */
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + 600000, 70000, &first, &other), EBB_OK);
+    CHECK(travels(&c, v, other, 70000) && !memcmp(other, f.memory + 600000, 70000));
+    MUST(ebb_host_return(c.device, f.memory + 600000, 70000));
+    MUST(ebb_host_return(c.device, f.memory + LOW, 5000));
+    MUST(ebb_host_return(c.device, f.memory + HIGH - 900, 900));
+    CHECK_EQ(registrations(), 0);
+    CHECK_EQ(ebb_host_borrow(c.device, f.memory + 600000, 70000, &second, &other), EBB_OK);
+    CHECK(travels(&c, v, other, 70000) && !memcmp(other, f.memory + 600000, 70000));
+    MUST(ebb_host_return(c.device, f.memory + 600000, 70000));
+    CHECK_EQ(ebb_host_pinned(c.device, f.memory + LOW, &piece), EBB_INVALID);
+    file_gone(&f);
+    core_close(&c);
+}
+
+static void of_a_file_no_more_is_pinned_than_weights_are_in(void)
+{
+    of_a_file_no_more_than_is_asked_for(MAP_PRIVATE);
+    of_a_file_no_more_than_is_asked_for(MAP_SHARED);
+}
+
+/* Pinned pages cannot go: a file that is larger than what is free would take the system down with it. */
+static void what_there_is_no_memory_for_is_not_pinned(void)
+{
+    const size_t bytes = (size_t)4 << 40;
+    core c;
+    core_open(&c, 256 * MIB, 128 * MIB);
+    char name[] = "/tmp/ebbtide_host.XXXXXX";
+    int file = mkstemp(name);
+    REQUIRE(file >= 0);
+    unlink(name);
+    if (ftruncate(file, (off_t)bytes)) {
+        close(file);
+        core_close(&c);
+        SKIP_TEST("the file system has no files of 4 TiB");
+    }
+    const void *from;
+    char *memory = mmap(NULL, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, file, 0);
+    REQUIRE(memory != MAP_FAILED);
+    const ebb_span within = {memory + (1 << 20), 1 << 20};
+    CHECK_EQ(ebb_host_borrow(c.device, memory + (1 << 20), 4096, NULL, &from), EBB_NO_HOST_MEMORY);
+    CHECK_EQ(registrations(), 0);
+    CHECK_EQ(ebb_host_borrow(c.device, memory + (1 << 20), 4096, &within, &from), EBB_OK);
+    MUST(ebb_host_return(c.device, memory + (1 << 20), 4096));
+    munmap(memory, bytes);
+    close(file);
     core_close(&c);
 }
 
@@ -475,7 +587,7 @@ static void every_call_fails_once(void)
         if (ebb_host_alloc(c.device, BYTES, &own) != EBB_OK)
             own = NULL;
         for (int i = 0; i < ASKED; i++)
-            there[i] = !ebb_host_borrow(c.device, asked[i].memory, asked[i].bytes, &from);
+            there[i] = !ebb_host_borrow(c.device, asked[i].memory, asked[i].bytes, NULL, &from);
         for (int i = 0; i < ASKED; i++)
             there[i] = there[i] && ebb_host_return(c.device, asked[i].memory, asked[i].bytes);
         if (own && ebb_host_free(c.device, own) == EBB_OK)
@@ -515,7 +627,7 @@ static void *borrow_and_return(void *data)
         /* All at once come and go: the mapping is pinned and unpinned again and again. */
         unsigned char *at = b->file + rand_r(&b->seed) % 1000;
         const void *from = NULL;
-        b->wrong += ebb_host_borrow(b->c->device, at, 5000, &from) != EBB_OK;
+        b->wrong += ebb_host_borrow(b->c->device, at, 5000, NULL, &from) != EBB_OK;
         b->wrong += !pinned(b->c, from);
         void *own = NULL;
         if (i % 8 == 0)
@@ -572,6 +684,9 @@ int main(void)
     RUN(what_has_come_into_a_mapping_is_not_lent);
     RUN(a_file_that_another_has_come_in_place_of_is_compared);
     RUN(where_the_whole_file_cannot_be_had_a_part_is);
+    RUN(our_own_may_lie_where_a_mapping_was);
+    RUN(of_a_file_no_more_is_pinned_than_weights_are_in);
+    RUN(what_there_is_no_memory_for_is_not_pinned);
     RUN(what_is_pinned_is_left_as_it_is);
     RUN(every_call_fails_once);
     RUN(four_threads_borrow_from_a_shared_file);

@@ -132,7 +132,7 @@ static void neighbours_pinned_each_by_itself_are_not(void)
     ebb_load loads[4];
     for (uint64_t i = 0; i < 4; i++) {
         const void *from = NULL;
-        CHECK_EQ(ebb_host_borrow(h.c.device, heap + 512 + i * 512, 512, &from), EBB_OK);
+        CHECK_EQ(ebb_host_borrow(h.c.device, heap + 512 + i * 512, 512, NULL, &from), EBB_OK);
         CHECK(from == heap + 512 + i * 512);
         loads[i] = (ebb_load){.offset = 512 + i * 512, .bytes = 512, .host = from};
     }

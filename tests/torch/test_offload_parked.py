@@ -75,6 +75,9 @@ def test_what_a_weight_has_not_raises(free_room):
         lambda: ctypes.c_void_p(p.data.data_ptr()),
         lambda: p.__cuda_array_interface__,
         lambda: torch.from_dlpack(p.detach()),
+        lambda: torch.utils.dlpack.to_dlpack(p.detach()),  # C++ asks no method of a subclass
+        lambda: torch.utils.dlpack.to_dlpack(p.detach()[1:]),
+        lambda: torch.Tensor.data_ptr(p),
         lambda: p.detach().numpy(),
         lambda: p.pin_memory(),
         lambda: p.share_memory_(),
@@ -570,13 +573,14 @@ def test_two_storages_of_a_file_that_begin_together(room, tmp_path):
 
 def test_a_file_stays_mapped_until_it_has_been_given_back(free_room, tmp_path, monkeypatch):
     """Another one may come to lie where it was, and would be taken for it."""
-    seen, returns = [], host._return
+    seen, gives = [], host._give_back
 
-    def watched(*args):
-        seen.append(times_mapped(tmp_path / "weights"))
-        returns(*args)
+    def watched(function, arguments, held):
+        if isinstance(held, torch.UntypedStorage):
+            seen.append(times_mapped(tmp_path / "weights"))
+        gives(function, arguments, held)
 
-    monkeypatch.setattr(host, "_return", watched)
+    monkeypatch.setattr(host, "_give_back", watched)
     model, mapped, _ = from_file("torch", tmp_path / "weights")
     Pair(free_room, model)
     del mapped

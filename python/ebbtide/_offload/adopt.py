@@ -77,8 +77,8 @@ class Weights:
 
     def __init__(self, mover: _core.Mover, index: int, pinned: int | None) -> None:
         self.torch_device = torch.device("cuda", index)
-        self.arena = host.Arena(mover, index, pinned)
-        self.lender = host.Lender(mover, index)
+        self.arena = host.Arena(mover, pinned)
+        self.lender = host.Lender(self.arena)
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.bindings: list[Binding] = []
         self.excluded: set[str] = set()
@@ -180,7 +180,7 @@ class Weights:
 
     def adopt(self, choices: list[units.Choice], model: Model) -> dict[nn.Module, list[Binding]]:
         """Park every weight. By module, its bindings."""
-        self.lender.begin()
+        self.lender.begin(self._extents())
         done: dict[int, Piece] = {}  # by region
         found: dict[nn.Module, list[Binding]] = {}
         # By tensor, which is held so that nothing else is at its address.
@@ -207,6 +207,7 @@ class Weights:
                 recurrent.take(module)
                 bindings += self._in_lists(module, bindings)
         self.bindings = [b for several in found.values() for b in several]
+        self.lender.end()
         return found
 
     def _in_lists(self, module: nn.Module, bindings: list[Binding]) -> list[Binding]:
@@ -221,20 +222,50 @@ class Weights:
                     more.append(Binding(module, value, i, f"{name}[{i}]", tensor, weak))
         return more
 
-    def _sizes(self, choice: units.Choice, done: dict[int, Piece]) -> list[int]:
-        """What of a unit has no place on the host yet."""
-        found: dict[int, int] = {}
-        for module in choice.owners:
+    def _extents(self) -> Iterator[tuple[int, int]]:
+        """Where in memory weights are that have no place of their own yet."""
+        for module in self.names:
             for _, _, tensor, buffer in self._places(module):
                 if isinstance(tensor, Parked) or not self._pageable(tensor, buffer):
                     continue
+                if tensor.device.type == "cpu":
+                    region, at = self.regions[id(tensor)], tensor.untyped_storage().data_ptr()
+                    yield at + region.low, at + region.high
+
+    def _sizes(self, choice: units.Choice, done: dict[int, Piece]) -> list[int]:
+        """What of a unit has no place on the host yet. What can stay where it is does."""
+        found: dict[int, int] = {}
+        for module in choice.owners:
+            for _, _, tensor, buffer in self._places(module):
+                if not self._pageable(tensor, buffer):
+                    continue
+                if isinstance(tensor, Parked):
+                    if self._is_slow(tensor._piece):
+                        found[id(tensor._piece)] = tensor._piece.nbytes
+                    continue
                 region = self.regions[id(tensor)]
-                if id(region) not in done:
+                if id(region) in done:
+                    continue
+                lent = self.lender.ask(tensor, region.low, region.high)
+                if lent is None:
                     found[id(region)] = region.high - region.low
+                else:
+                    piece = done[id(region)] = Piece(lent[0], self.torch_device)
+                    piece.loan = lent[1]
         return list(found.values())
+
+    def _is_slow(self, piece: Piece) -> bool:
+        """Whether it is in pageable memory: of another dtype now, or written to where it was mapped.
+        What has been given out stays where it is, for whoever has it writes there."""
+        if piece.loan is not None or piece.handed or not piece.nbytes:
+            return False
+        return self.arena.mover.pinned(piece.source) is None
 
     def _park(self, tensor: torch.Tensor, done: dict[int, Piece]) -> Parked:
         if isinstance(tensor, Parked):
+            piece = tensor._piece
+            if self._is_slow(piece) and (place := self.arena.take_pinned(piece.nbytes)) is not None:
+                piece.move(place)
             return tensor
         region = self.regions[id(tensor)]
         piece = done.get(id(region))
@@ -258,11 +289,6 @@ class Weights:
         return tensor
 
     def _piece(self, tensor: torch.Tensor, region: Region) -> Piece:
-        lent = self.lender.ask(tensor, region.low, region.high)
-        if lent is not None:
-            piece = Piece(lent[0], self.torch_device)
-            piece.loan = lent[1]
-            return piece
         size = region.high - region.low
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         flat.set_(tensor.untyped_storage(), region.low, (size,), (1,))

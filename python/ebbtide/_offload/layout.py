@@ -78,7 +78,7 @@ def make_units(
     tied = {piece for piece, count in times.items() if count > 1}
     for choice in choices:
         held = [b for module in choice.owners for b in bindings[module]]
-        unit = Unit(choice, vbar, held, offsets, tied)
+        unit = Unit(choice, vbar, held, offsets, tied, model.mover)
         unit.model = weakref.ref(model)
         unit.others_stay = model.runs_stay and choice.is_small
         made.append(unit)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+NO_ADDRESS = (
+    "this weight is offloaded and has no address of its own between uses: use it through its "
+    "module, or take a copy (.clone())"
+)
+
 
 class Piece:
     """Bytes on the host: what one or more parked tensors look at."""
@@ -38,17 +43,20 @@ class Piece:
     )
 
     def __init__(self, host: torch.Tensor, device: torch.device) -> None:
-        # A tensor of its own, with a version of its own: it tells of writes to these bytes alone.
-        with torch.inference_mode(False):
-            storage, at = host.untyped_storage(), host.storage_offset()
-            host = torch.empty(0, dtype=torch.uint8).set_(storage, at, host.size(), (1,))
-        self.host = host  # bytes, one dimension
+        self.host = _apart(host)  # bytes, one dimension
         self.nbytes = host.numel()
         self.device = device
         self.model: weakref.ref[Model] | None = None
         self.handed = False  # views of it have been given out
         self.loan: Any = None  # a file's: not to be written
-        self.version = host._version
+        self.version = self.host._version
+
+    def move(self, place: torch.Tensor) -> None:
+        """To another place on the host, with its values."""
+        with torch.no_grad():
+            place.copy_(self.host)
+        self.host = _apart(place)
+        self.version = self.host._version
 
     def view(
         self,
@@ -102,6 +110,13 @@ class Piece:
             self.changed()
 
 
+def _apart(host: torch.Tensor) -> torch.Tensor:
+    """The same bytes, with a version of their own: it tells of writes to these alone."""
+    with torch.inference_mode(False):
+        storage, at = host.untyped_storage(), host.storage_offset()
+        return torch.empty(0, dtype=torch.uint8).set_(storage, at, host.size(), (1,))
+
+
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Where, in elements of its storage, a tensor begins and ends."""
     first = tensor.storage_offset()
@@ -127,10 +142,7 @@ class Address:
         return hash(self._at)
 
     def __index__(self) -> int:
-        raise RuntimeError(
-            "this weight is offloaded and has no address of its own between uses: use it through "
-            "its module, or take a copy (.clone())"
-        )
+        raise RuntimeError(NO_ADDRESS)
 
 
 class Parked(torch.Tensor):
@@ -393,10 +405,23 @@ def park(
             device=piece.device,
             requires_grad=requires_grad,
         )
+    _refuse_address(made)
     made._piece = piece
     if parameter:
         made._is_param = True
     return made
+
+
+def _refuse_address(made: Parked) -> None:
+    """Code in C++ does not go by __torch_dispatch__, nor by data_ptr() above, and would find a null
+    pointer: there is an exception for it in its place."""
+    if _say_no_address is not None:
+        _say_no_address(torch.Tensor.untyped_storage(made)._cdata, NO_ADDRESS)
+    else:  # before 2.8 or so: in PyTorch's own words
+        torch._C._set_throw_on_mutable_data_ptr(made)
+
+
+_say_no_address = getattr(torch._C, "_set_storage_data_ptr_access_error_msg", None)
 
 
 def host_of(tensor: Parked, look: bool = True) -> torch.Tensor:

@@ -63,19 +63,25 @@ class Binding:
 class Group:
     """Weights that lie side by side, on the host as in the VBAR: they come together."""
 
-    __slots__ = ("bytes", "host", "offset")
+    __slots__ = ("bytes", "host", "offset", "pinned")
 
-    def __init__(self, piece: Piece, offset: int) -> None:
+    def __init__(self, piece: Piece, offset: int, mover: _core.Mover) -> None:
         self.offset = offset  # in the VBAR
         self.bytes = piece.nbytes
         self.host = piece.source
+        self.pinned = mover.pinned(self.host)  # as one, from where to where
 
-    def join(self, piece: Piece, offset: int, most: int) -> bool:
-        """Take one more in, if it comes next and is not too much."""
+    def join(self, piece: Piece, offset: int, most: int, mover: _core.Mover) -> bool:
+        """Take one more in, if it comes next, is not too much, and one copy can read both."""
         at = offset - self.offset
         if piece.source - self.host != at or not 0 <= at - self.bytes < host.ALIGNMENT:
             return False
         if at + piece.nbytes > most:
+            return False
+        if self.pinned is None:
+            if mover.pinned(piece.source) is not None:
+                return False
+        elif self.host + at + piece.nbytes > self.pinned[1]:
             return False
         self.bytes = at + piece.nbytes
         return True
@@ -116,6 +122,7 @@ class Unit(_core.Unit):
         bindings: list[Binding],
         offsets: dict[int, int],
         tied: set[int],
+        mover: _core.Mover,
     ) -> None:
         pieces = {id(b.piece): b.piece for b in bindings}
         ordered = sorted(pieces.values(), key=lambda p: offsets[id(p)])
@@ -128,8 +135,8 @@ class Unit(_core.Unit):
         alone = True
         for piece in ordered:
             at = offsets[id(piece)]
-            if alone or id(piece) in tied or not self.groups[-1].join(piece, at, most):
-                self.groups.append(Group(piece, at))
+            if alone or id(piece) in tied or not self.groups[-1].join(piece, at, most, mover):
+                self.groups.append(Group(piece, at, mover))
             alone = id(piece) in tied  # what others have, too, is for itself
             self.numbers[id(piece)] = len(self.groups) - 1
         low, high = self.groups[0].offset, self.groups[-1].offset + self.groups[-1].bytes
