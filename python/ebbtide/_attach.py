@@ -239,8 +239,7 @@ class Asking:
                 self.flushed = 0
             if self._is_too_early():
                 return False
-            with torch.cuda.device(index):
-                torch.cuda.empty_cache()
+            empty_cache(index)
             self.left = torch.cuda.memory_stats(index)["reserved_bytes.all.current"]
             self.flushed = reserved - self.left
             self.pressures = 0
@@ -253,6 +252,12 @@ class Asking:
 
 
 _asking: dict[int, Asking] = {}
+
+
+def empty_cache(index: int) -> None:
+    """PyTorch gives back what it caches of a GPU."""
+    with torch.cuda.device(index):
+        torch.cuda.empty_cache()
 
 
 def _cached(index: int) -> tuple[int, int]:
@@ -270,8 +275,7 @@ def flush(index: int, size: int) -> bool:
     reserved, unused = _cached(index)
     if unused < size:
         return False
-    with torch.cuda.device(index):
-        torch.cuda.empty_cache()
+    empty_cache(index)
     return _cached(index)[0] < reserved
 
 

@@ -138,6 +138,9 @@ piece *unit_pieces(unit *u, size_t *count, ebb_vbar *handle);
 /* Where in the ring it was, and the bytes of all its weights. */
 spots *unit_spots(unit *u, uint64_t *size);
 
+/* So many of its bytes were sent for: into the ring, or to stay. */
+void unit_count(unit *u, uint64_t streamed, uint64_t filled);
+
 /* What of it is not resident will not be, as far as is known. */
 bool unit_settled(const unit *u);
 

@@ -131,8 +131,11 @@ static ebb_status send(load *l, ebb_mover *mover, unit *u, bool demand)
     Py_BEGIN_ALLOW_THREADS
     status = ebb_mover_fetch(mover, handle, loads, count, &how, &cargo);
     Py_END_ALLOW_THREADS
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
+        bool filled = pieces[i].signature != loads[i].signature;
+        unit_count(u, loads[i].staged ? loads[i].bytes : 0, filled ? loads[i].bytes : 0);
         pieces[i].signature = loads[i].signature;
+    }
     if (status == EBB_OK)
         note(l, u, loads, count, cargo);
     if (loads != few)

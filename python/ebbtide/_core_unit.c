@@ -443,6 +443,8 @@ static PyMemberDef unit_members[] = {
     {"stale", T_INT, offsetof(unit, stale), 0, "it is not entered any more"},
     {"settled", T_BOOL, offsetof(unit, settled), 0, "no place of its own is tried for"},
     {"small", T_BOOL, offsetof(unit, small), 0, "its layers are many, and small"},
+    {"streamed", T_ULONGLONG, offsetof(unit, streamed), READONLY, "bytes sent into the ring"},
+    {"filled", T_ULONGLONG, offsetof(unit, filled), READONLY, "bytes sent for to stay"},
     {"base", T_OBJECT, offsetof(unit, base), 0, "the tensor that its own are views of"},
     {"version", T_LONG, offsetof(unit, version), 0, "the base's, when it was last looked at"},
     {NULL, 0, 0, 0, NULL},
@@ -467,6 +469,12 @@ spots *unit_spots(unit *u, uint64_t *size)
 {
     *size = u->size;
     return &u->spots;
+}
+
+void unit_count(unit *u, uint64_t streamed, uint64_t filled)
+{
+    u->streamed += streamed;
+    u->filled += filled;
 }
 
 bool unit_settled(const unit *u)

@@ -35,14 +35,15 @@ struct unit {
     /* The tensor that the VBAR's own are views of, or NULL: its version tells who writes. */
     PyObject *base;
     long version;
-    PyObject *name;     /* "_version" */
-    PyObject *compiler; /* the module without which nobody compiles */
-    PyObject *ahead;    /* what will be needed, by swap */
-    PyObject *now;      /* the same, of what is found while it is entered; or NULL */
-    char settled;       /* what of it is not resident will not be, as far as is known */
-    char small;         /* its layers are many, and small */
-    spots spots;        /* in the ring, where it was */
-    uint64_t size;      /* of all pieces */
+    PyObject *name;            /* "_version" */
+    PyObject *compiler;        /* the module without which nobody compiles */
+    PyObject *ahead;           /* what will be needed, by swap */
+    PyObject *now;             /* the same, of what is found while it is entered; or NULL */
+    char settled;              /* what of it is not resident will not be, as far as is known */
+    char small;                /* its layers are many, and small */
+    spots spots;               /* in the ring, where it was */
+    uint64_t size;             /* of all pieces */
+    uint64_t streamed, filled; /* bytes sent for: into the ring, and to stay */
 };
 
 /* ---- _core_unit_places.c ------------------------------------------------------------------------- */

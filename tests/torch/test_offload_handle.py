@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
 import warnings
 
 import pytest
 import torch
-from offloaded import MIB, WIDTH, layers, paged, x
+from offloaded import MIB, WIDTH, inside, layers, paged, x
 from torch import nn
 
 import ebbtide
@@ -140,15 +141,26 @@ def test_what_offload_refuses(free_room):
         with pytest.raises(TypeError, match="prefetch"):
             ebbtide.offload(layers(1), prefetch=prefetch)
     for device in (7, "cuda:7", -1):
-        with pytest.raises((ValueError, RuntimeError), match=r"GPU|Device"):
+        with pytest.raises(ValueError, match="there is no GPU"):
             ebbtide.offload(layers(1), device)
-    for device in (None, 1.0):
+    with pytest.raises(ValueError, match="no device"):
+        ebbtide.offload(layers(1), "gpu")
+    for device in (None, 1.0, True):
         with pytest.raises(TypeError, match="device"):
             ebbtide.offload(layers(1), device)
     with pytest.raises(TypeError, match="order"):
         ebbtide.offload(layers(1), order="0")
-    with pytest.raises(ValueError, match="limit"):
-        ebbtide.offload(layers(1), limit=0)
+    for limit in (0, 8, 0.8, 2**70):
+        with pytest.raises(ValueError, match="limit"):
+            ebbtide.offload(layers(1), limit=limit)
+    for meant in (8 << 30, "8GiB"):
+        with pytest.raises(ValueError, match="write limit="):
+            ebbtide.offload(layers(1), meant)
+    for order in (5, [layers(1)]):
+        with pytest.raises(TypeError, match="order"):
+            ebbtide.offload(layers(1), order=order)
+    with pytest.raises(TypeError, match="module"):
+        handle.pin("0")
     with pytest.raises(ValueError, match="meta"):
         handle.restore("meta")
     with pytest.raises(ValueError, match="cpu"):
@@ -173,8 +185,8 @@ def test_an_offload_that_fails_leaves_everything_as_it_was(free_room, monkeypatc
             with pytest.raises(torch.OutOfMemoryError, match="no room"):
                 ebbtide.offload(model, limit="100MiB")
         assert card.limit == limit
-        with pytest.raises((torch.OutOfMemoryError, ebbtide.Error)):
-            ebbtide.offload(model, limit=1)
+        with pytest.raises((torch.OutOfMemoryError, ValueError)):
+            ebbtide.offload(model, limit="2MiB")
         assert card.limit == limit
     assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
     assert all(type(p) is nn.Parameter and p.device.type == device for p in before)
@@ -184,6 +196,105 @@ def test_an_offload_that_fails_leaves_everything_as_it_was(free_room, monkeypatc
     with torch.no_grad():
         free_room.offload(model)
         assert torch.equal(model(inputs.cuda()), copy.deepcopy(model).cuda()(inputs.cuda()))
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_model_on_the_gpu_that_is_larger_than_the_limit(attached):
+    """What is over the limit are its own weights, and these move out."""
+    gc.collect()
+    ebbtide.detach()
+    torch.cuda.empty_cache()
+    with ebbtide.Device(0) as card:
+        card.limit = 1 << 62
+        if attached:
+            ebbtide.attach()
+        model, inputs = layers(64).cuda(), x()
+        base = torch.cuda.memory_reserved() - 64 * MIB
+        with torch.no_grad():
+            expected = model(inputs)
+            handle = ebbtide.offload(model, limit=base + 40 * MIB)
+            for _ in range(3):
+                assert torch.equal(model(inputs), expected)
+        assert handle.stats()["resident"] > 10 * MIB  # at once
+        assert card.stats()["held"] <= base + 40 * MIB
+
+
+def test_tensors_that_are_over_the_limit_are_told_of_and_nothing_is_changed(free_room):
+    model = layers(4)
+    with free_room.device() as card:
+        card.limit = before = 1 << 30
+        held = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+        with pytest.raises(ValueError, match=r"holds \d+ MiB.*limit='32MiB'"):
+            ebbtide.offload(model, limit="32MiB")
+        assert card.limit == before
+        assert all(type(p) is nn.Parameter and p.device.type == "cpu" for p in model.parameters())
+        del held
+        torch.cuda.empty_cache()
+        free_room.same(model, x())
+
+
+def test_bytes_are_counted_for_each_model(free_room):
+    one, other = layers(6), layers(10)
+    free_room.of = lambda model: 9 * MIB
+    first, second = free_room.offload(one), free_room.offload(other)
+    with torch.no_grad():
+        for _ in range(3):
+            one(x())
+        told = first.stats()
+        for _ in range(3):
+            other(x())
+    assert {key: first.stats()[key] for key in ("streamed", "filled")} == {
+        key: told[key] for key in ("streamed", "filled")
+    }
+    assert told["streamed"] + told["filled"] >= 6 * MIB
+    assert second.stats()["streamed"] + second.stats()["filled"] >= 20 * MIB
+
+
+def test_all_of_a_model_can_be_pinned(free_room):
+    free_room.of = lambda model: 30 * MIB
+    model = layers(8)
+    handle = free_room.offload(model)
+    handle.pin(model)
+    with torch.no_grad():
+        for _ in range(3):
+            model(x())
+    assert inside(model).share.firm >= 8 * MIB
+
+
+def test_a_handle_of_a_restored_model_says_so(free_room):
+    model = layers(2)
+    handle = free_room.offload(model)
+    kept = model.forward  # as who wraps it does
+    handle.restore()
+    assert "gone" in repr(handle) and kept is not None
+    for ask in (handle.stats, handle.residency, handle.prioritize, handle.restore):
+        with pytest.raises(ebbtide.Gone, match="restored"):
+            ask()
+
+
+def test_what_keeps_a_forward_keeps_no_vram(free_room):
+    model = layers(8)
+    handle, before = free_room.offload(model), free_room.held()
+    with torch.no_grad():
+        model(x())
+        model(x())
+    kept = [part.forward for part in model.modules()]
+    handle.restore()
+    gc.collect()
+    torch.cuda.empty_cache()
+    with free_room.device() as card:
+        card.trim()  # frames that are nobody's
+    assert kept and free_room.held() <= before
+
+
+@pytest.mark.two_cards
+def test_a_limit_is_of_one_card():
+    gc.collect()
+    ebbtide.detach()
+    with ebbtide.Device(0) as card:
+        card.limit = 1 << 62
+    ebbtide.offload(layers(2), "cuda:1", limit="64MiB")
+    assert torch.zeros(200 * MIB, dtype=torch.uint8, device="cuda:0").numel()
 
 
 def test_a_model_for_which_there_is_no_room_is_not_restored(free_room):

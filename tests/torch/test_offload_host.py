@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,7 +38,7 @@ def test_weights_pinned_one_by_one_that_lie_side_by_side(free_room):
         layer.weight.data = layer.weight.data.pin_memory()
     where = [layer.weight.data_ptr() for layer in model]
     if SIMULATED:  # a driver may have other habits
-        assert sum(b - a == 65536 for a, b in zip(where, where[1:], strict=False)) > 200
+        assert sum(b - a == 65536 for a, b in itertools.pairwise(where)) > 200
     free_room.of = lambda model: 14 * MIB
     free_room.same(model, torch.randn(1, 128))
 
@@ -91,7 +93,7 @@ def test_a_mapped_weight_that_is_written_is_pinned_again(room, tmp_path):
 def shared_mappings(path):
     """Bytes of the file that are mapped once more, for the GPU."""
     found = 0
-    for line in open("/proc/self/maps"):
+    for line in Path("/proc/self/maps").read_text().splitlines():
         if line.rstrip().endswith(str(path)) and line.split()[1].endswith("s"):
             start, end = (int(word, 16) for word in line.split()[0].split("-"))
             found += end - start

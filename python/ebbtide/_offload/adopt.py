@@ -90,6 +90,8 @@ class Weights:
         self.warned = False
 
     def name_of(self, module: nn.Module) -> str:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"this takes a module of the model, not {module!r}")
         if module not in self.names:
             raise ValueError(f"this {type(module).__name__} is no part of the model")
         return self.names[module]
@@ -255,8 +257,9 @@ class Weights:
         return list(found.values())
 
     def _is_slow(self, piece: Piece) -> bool:
-        """Whether it is in pageable memory: of another dtype now, or written to where it was mapped.
-        What has been given out stays where it is, for whoever has it writes there."""
+        """Whether it is in pageable memory, because it is of another dtype now, or was written to
+        where it was mapped. What has been given out stays where it is: whoever has it writes
+        there."""
         if piece.loan is not None or piece.handed or not piece.nbytes:
             return False
         return self.arena.mover.pinned(piece.source) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from ebbtide._offload.station import Station
 from ebbtide.sizes import parse
 from ebbtide.vbar import Device
 
+LEAST = 2 << 20  # bytes of VRAM: a page
+
 
 def offload(
     model: nn.Module,
@@ -26,16 +28,17 @@ def offload(
     prefetch: int | None = None,
     host: int | str | None = None,
 ) -> Offloaded:
-    """Let a model's weights come to the GPU and go by themselves.
+    """Keep a model's weights in RAM and page them to the GPU as it runs.
 
-    Everything else is as if the model were on the GPU: call it with inputs that are there. Weights
-    stay resident as far as there is room, and the others are streamed while the model runs.
+    Go on using `model` itself, with inputs on the GPU, as if it were there. Weights stay resident
+    as far as there is room, and the others are streamed while the model runs. For inference: a
+    backward raises.
 
-    `limit` is the VRAM that this process may use, weights, activations and all (as much as there
-    is, if none is given). `order` names modules in the order in which they run, where the first
-    pass shall not be asked for it; `prefetch` is how many units of weights may be on their way or
-    in passing use at once (as many as it takes, two at most); `host` how much memory may be pinned
-    on the host (all that the weights need).
+    `limit` is the VRAM that this process may use on that GPU, weights and activations together (all
+    there is, if none is given; a later limit replaces an earlier one). `order` names modules in the
+    order in which they run, to skip learning it from the first pass. `prefetch` is how many units
+    of weights may be on their way or temporarily in use at once (chosen by measurement, at most
+    two). `host` is how much RAM may be pinned (all that the weights need).
     """
     if isinstance(model, Offloaded):
         raise TypeError("this is the handle of a model that is offloaded already")
@@ -46,43 +49,109 @@ def offload(
     if prefetch is not None and prefetch < 1:
         raise ValueError("at least one unit of weights must be able to come: prefetch >= 1")
     if not torch.cuda.is_available():
-        raise RuntimeError("PyTorch shows no GPU: there is nothing to offload from")
-    if not isinstance(device, int | str | torch.device):
-        raise TypeError(f"device is a GPU's number or name, not {device!r}")
-    target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if target.type != "cuda":
-        raise ValueError(f"a model is offloaded from a GPU, not from {target}")
-    index = torch.cuda.current_device() if target.index is None else target.index
-    if index >= torch.cuda.device_count():
-        raise ValueError(f"there is no GPU {index}: PyTorch shows {torch.cuda.device_count()}")
+        raise RuntimeError(
+            "PyTorch shows no GPU. Where there is none, a simulated one does: "
+            "ebbtide run --sim 8GiB program.py"
+        )
+    index = _index_of(device)
+    size = _limit_of(limit)
+    pinned = None if host is None else parse(host)
+    names = _order_of(order, model)
     _refuse_twice(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type == "meta":
             raise ValueError(f"{name} has no values (it is on the meta device): load them first")
-    size = None if limit is None else parse(limit)
-    if size is not None and size <= 0:
-        raise ValueError(f"a model needs some VRAM: limit={limit!r}")
-    pinned = None if host is None else parse(host)
-    if isinstance(order, str):
-        raise TypeError(f"order is a list of modules' names, not {order!r}")
-    names = {name for name, _ in model.named_modules()}
-    for name in order or ():
-        if name not in names:
-            raise ValueError(f"the model has no module {name!r} that an order could name")
     torch.cuda.init()
     opened = Device(index)
-    before = opened.limit
+    before, attached = opened.limit, _attach.is_attached()
+    made = Model(model, index, order=names, prefetch=prefetch, pinned=pinned)
     try:
-        if not _attach.is_attached():
-            _attach.attach(limit=size)
-        if size is not None:
-            opened.limit = size
-        made = Model(model, index, order=order, prefetch=prefetch, pinned=pinned)
+        if not attached:
+            _attach.attach()
+        over = _set_limit(opened, size)
+        made.plan()
+        made.leave_gpu()  # its own weights may have been what was over the limit
+        if over and _set_limit(opened, size):
+            held = torch.cuda.memory_reserved(index)
+            raise ValueError(
+                f"PyTorch holds {held >> 20} MiB of GPU {index} for other tensors, which is too "
+                f"much for limit={limit!r}: free them, or raise the limit"
+            )
     except BaseException:
         if size is not None:
             opened.limit = before
+        made.undo()
+        if not attached and _attach.is_attached():
+            _attach.detach()
         raise
+    made.done()
     return Offloaded(made)
+
+
+def _index_of(device: int | str | torch.device) -> int:
+    """The GPU's number."""
+    count = torch.cuda.device_count()
+    if isinstance(device, bool) or not isinstance(device, int | str | torch.device):
+        raise TypeError(f"device is a GPU's number or name, not {device!r}")
+    if isinstance(device, int):
+        index: int | None = device
+    else:
+        try:
+            target = torch.device(device)
+        except RuntimeError:
+            raise ValueError(f"{device!r} is no device of PyTorch's{_or_limit(device)}") from None
+        if target.type != "cuda":
+            raise ValueError(f"a model is offloaded from a GPU, not from {target}")
+        index = target.index
+    if index is None:
+        return torch.cuda.current_device()
+    if not 0 <= index < count:
+        raise ValueError(f"there is no GPU {index}: PyTorch shows {count}{_or_limit(device)}")
+    return index
+
+
+def _or_limit(device: Any) -> str:
+    """It may have been meant as one."""
+    try:
+        return f". For a limit, write limit={device!r}" if parse(device) >= LEAST else ""
+    except ValueError:
+        return ""
+
+
+def _limit_of(limit: int | str | None) -> int | None:
+    if limit is None:
+        return None
+    size = parse(limit)
+    if not LEAST <= size < 1 << 63:
+        raise ValueError(
+            f"limit={limit!r} is {size} bytes of VRAM, which no model can use: write '8GiB', or "
+            "a number of bytes"
+        )
+    return size
+
+
+def _order_of(order: Sequence[str] | None, model: nn.Module) -> list[str] | None:
+    if order is None:
+        return None
+    if isinstance(order, str) or not isinstance(order, Iterable):
+        raise TypeError(f"order is a list of modules' names, not {order!r}")
+    names, known = list(order), {name for name, _ in model.named_modules()}
+    for name in names:
+        if isinstance(name, nn.Module):
+            raise TypeError("order takes modules' names ('layers.0'), not the modules")
+        if name not in known:
+            raise ValueError(f"the model has no module {name!r} that an order could name")
+    return names
+
+
+def _set_limit(device: Device, size: int | None) -> bool:
+    """Whether more is in use than that, which cannot go now."""
+    try:
+        if size is not None:
+            device.limit = size
+    except _core.Busy:
+        return True
+    return False
 
 
 def _refuse_twice(model: nn.Module) -> None:
@@ -100,30 +169,31 @@ def _refuse_twice(model: nn.Module) -> None:
 
 
 class Offloaded:
-    """The handle of an offloaded model. It does not keep the model: when that is deleted,
-    everything of it is given back."""
+    """The handle of an offloaded model. Call the model, not this. It does not keep the model: when
+    that is deleted, everything of it is given back."""
 
     def __init__(self, model: Model) -> None:
         self._ref = weakref.ref(model)
 
     def _model(self) -> Model:
         found = self._ref()
-        if found is None:
+        if found is None or not found.gates:
             raise _core.Gone("the model was deleted, or restored")
         return found
 
     def __repr__(self) -> str:
-        model = self._ref()
-        if model is None:
+        try:
+            stats = self.stats()
+        except _core.Gone:
             return "<ebbtide.Offloaded: gone>"
-        stats = self.stats()
+        resident = min(stats["resident"], stats["bytes"])  # in pages, it may be a little more
         return (
-            f"<ebbtide.Offloaded: {stats['resident'] >> 20} of {stats['bytes'] >> 20} MiB "
+            f"<ebbtide.Offloaded: {resident >> 20} of {stats['bytes'] >> 20} MiB "
             f"resident, {stats['units']} units>"
         )
 
     def stats(self) -> dict[str, int]:
-        """What it has, in bytes and counts."""
+        """Bytes and counts; docs/offload.md explains each. `ring` is of all models on the GPU."""
         return self._model().stats()
 
     def residency(self) -> dict[str, float]:

@@ -23,8 +23,8 @@ ALIGNMENT = 512
 BLOCK = 1 << 30  # how much is pinned at once, if units are no larger
 
 
-# What could not be given back when it was let go of, because a graph was being captured, and what is
-# to be held until it is. The model may be gone by then, so it is nobody's.
+# What could not be given back when it was let go of, because a graph was being captured, and what
+# is to be held until it is. The model may be gone by then, so it is nobody's.
 _later: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = []
 
 
@@ -178,8 +178,8 @@ class Lender:
         self.files: list[Mapped] = []
 
     def begin(self, weights: Iterable[tuple[int, int]]) -> None:
-        """These are all that may be asked for, by their addresses. What was looked up before may not
-        be so any more."""
+        """These are all that may be asked for, by their addresses. What was looked up before may
+        not be so any more."""
         tidy()
         self.files = [Mapped(*where) for where in _files()]
         for low, high in weights:

@@ -111,7 +111,8 @@ def _parts(pieces: list[Piece], whole: bool) -> list[list[Piece]]:
 
 
 def _is_pinned(choice: units.Choice, pinned: list[str]) -> bool:
-    return any(name == p or name.startswith(f"{p}.") for name in choice.names for p in pinned)
+    names = choice.names
+    return any(not p or name == p or name.startswith(f"{p}.") for name in names for p in pinned)
 
 
 def _put_gates(model: Model, choice: units.Choice, unit: Unit) -> None:

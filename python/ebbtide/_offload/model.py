@@ -97,18 +97,31 @@ class Model:
         self.vbar: VBAR | None = None
         self.keep = Keep((0, 0), self.station.ring_range)
         self.handed: list[Piece] = []  # whose bytes have been given out by state_dict()
+        self.moved = [0, 0]  # bytes that units streamed and filled which there are no more
+        # Where tensors were, as long as offload() may still fail.
+        self._were = [(tensor, tensor.device) for tensor in (*root.parameters(), *root.buffers())]
         self.station.models.add(self)
         self.gates.add(Gate(root, self, "", root=True))
         hooks.watch()
-        were = [(tensor, tensor.device) for tensor in (*root.parameters(), *root.buffers())]
-        try:
-            self.plan()
-        except BaseException:
-            self._give_all_back(torch.device("cpu"))
-            for tensor, device in were:
-                if tensor.device != device:
-                    tensor.data = tensor.data.to(device)
-            raise
+
+    def undo(self) -> None:
+        """offload() has failed: everything is as it was."""
+        were, self._were = self._were, []
+        self._give_all_back(torch.device("cpu"))
+        for tensor, device in were:
+            if tensor.device != device:
+                tensor.data = tensor.data.to(device)
+
+    def leave_gpu(self) -> None:
+        """Weights that were on the GPU are on the host by now, and leave nothing behind there."""
+        if any(device == self.torch_device for _, device in self._were):
+            _attach.empty_cache(self.index)
+            self.share.peaks.clear()
+            self.balance()
+
+    def done(self) -> None:
+        """offload() has not failed."""
+        self._were = []
 
     def __del__(self, quietly: AbstractContextManager[None] = QUIETLY) -> None:
         # Nobody will use what is on its way, and the ring cannot go before it.
@@ -203,9 +216,7 @@ class Model:
         choices = [c for c in choices if not weights.is_kept(c, choices)]
         bindings = weights.adopt(choices, self)
         weights.keep_the_rest({module for choice in choices for module in choice.owners})
-        for gate in self.gates:
-            gate.unit = None
-        self.units = []
+        self._part_with_units()
         self._lay_out(choices, bindings)
         for gate in list(self.gates):
             if gate.unit is None and not gate.root:
@@ -214,7 +225,6 @@ class Model:
         hooks.hook_state(list(weights.names))
         self.unclean = False
         self.tracking = True
-        self.sequence = Sequence_()
         self.share.largest = max((u.bytes for u in self.units if not u.span), default=0)
         self.share.forget_needs()
         self.timing.forget()
@@ -223,6 +233,14 @@ class Model:
         self.share.given_up = 0
         self.share.small = weights.small_bytes()
         self.balance()
+
+    def _part_with_units(self) -> None:
+        for gate in self.gates:
+            gate.unit = None
+        for unit in self.units:
+            self.moved[0] += unit.streamed
+            self.moved[1] += unit.filled
+        self.units, self.sequence = [], Sequence_()
 
     def _lay_out(
         self, choices: list[units.Choice], bindings: dict[nn.Module, list[Binding]]
@@ -622,7 +640,6 @@ class Model:
     def stats(self) -> dict[str, int]:
         with self.lock:  # or it might be seen in the middle of a plan
             seen: dict[int, int] = {id(b.piece): b.piece.nbytes for b in self.weights.bindings}
-            stats = self.mover.stats()
             self.station.see_ring()
             return {
                 "bytes": sum(seen.values()),
@@ -630,8 +647,8 @@ class Model:
                 "units": len(self.units),
                 "largest_unit": self.share.largest,
                 "ring": self.station.ring,
-                "streamed": stats["staged"],
-                "filled": stats["filled"],
+                "streamed": self.moved[0] + sum(u.streamed for u in self.units),
+                "filled": self.moved[1] + sum(u.filled for u in self.units),
                 "slow_entries": self.slow_entries,
                 "one_by_one": self.bare_entries,
             }
@@ -661,10 +678,10 @@ class Model:
         self.drop_loads()
         self.weights.give_back(device)
         hooks.unhook_state(list(self.weights.names))
+        self._part_with_units()  # somebody may hold a gate, and must not hold all of it by that
         for gate in list(self.gates):
             gate.remove()
         self.gates.clear()
-        self.units = []
         self.vbar = None
 
     # ---- changes ---------------------------------------------------------------------------------
