@@ -30,3 +30,10 @@ def test_wrong_arguments_fail(python, arguments):
     assert done.returncode == 2
     assert "usage: ebbtide" in done.stderr
     assert done.stdout == ""
+
+
+def test_help_is_about_the_command(python):
+    done = python("-m", "ebbtide", "--help")
+    assert done.returncode == 0
+    assert "ebbtide run --sim 8GiB train.py" in " ".join(done.stdout.split())
+    assert "import" not in done.stdout

@@ -70,6 +70,7 @@ def test_into_a_pipe_it_is_plain_text_of_80_columns(shown):
     assert "✗" not in text
     assert int(re.search(r"(\d+) statements, all true", text)[1]) == text.count("✓") == 17
     assert "0 hazards" in text
+    assert "docs/offload.md, examples/offload.py" in text
 
 
 def test_the_maps_show_what_the_figures_say(shown):

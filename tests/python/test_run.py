@@ -143,14 +143,95 @@ def test_start_after_torch_says_so(python, script):
         (["--sim", "8GiB", "--devices", "0", __file__], "1 to 16 devices"),
         (["--sim", "8GiB", "--devices", "17", __file__], "1 to 16 devices"),
         (["--card", "rtx9999", __file__], "there is no card 'rtx9999'"),
+        (["--sim", "x.py"], "--sim needs a size: --sim 8GiB x.py"),
+        (["--sim"], "--sim needs a size: --sim 8GiB"),
+        (
+            ["--sim", "--card", "rtx4060", "x.py"],
+            "--sim needs a size: --sim 8GiB --card rtx4060 x.py",
+        ),
+        (["--card", "x.py"], "--card needs a card's name: --card rtx4090 x.py"),
+        (["--sim", "8GiB", "-m"], "-m needs a module"),
+        (
+            ["x.py", "--sim", "8GiB", "--steps", "5"],
+            "options go before the program: ebbtide run --sim 8GiB x.py --steps 5",
+        ),
+        (["x.py", "--card=t4"], "options go before the program: ebbtide run --card=t4 x.py"),
+        (
+            ["--sim", "8GiB", "python", "x.py"],
+            "give the script itself, without python: ebbtide run --sim 8GiB x.py",
+        ),
+        (["--sim", "8GiB", sys.executable, "x.py"], "give the script itself"),
+        (["--sim", "9999TiB", __file__], "a card of 9999TiB is too large: 64TiB is the most"),
+        (["--sim", "8", __file__], "a card of 8 bytes is too small: 8GiB?"),
+        (["--sim", "4096", __file__], "a card of 4096 is too small: 32MiB is the least"),
+        (["--sim", "8GiB", "/tmp"], "/tmp is a folder"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_bad_input_gets_one_line_and_a_status(run, words, complaint):
     done = run(*words)
     assert done.returncode == 2
-    assert complaint in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ebbtide run: ") and complaint in line
+
+
+def test_an_option_that_is_not_ours_is_refused(run):
+    done = run("--sim", "8GiB", "--no-such-option", __file__)
+    assert done.returncode == 2
+    assert "--no-such-option" in done.stderr.splitlines()[-1]
+
+
+def test_the_largest_card(run, script):
+    done = run("--sim", "64TiB", script(CARD))
+    assert (done.stdout, done.returncode) == (f"1 {64 << 20}\n", 0), done.stderr
+
+
+def test_two_dashes_may_stand_before_the_program(run, script):
+    program = script("import sys; print(sys.argv[1:])")
+    done = run("--sim", "64MiB", "--", program, "--", "--sim")
+    assert (done.stdout, done.returncode) == ("['--', '--sim']\n", 0), done.stderr
+
+
+def test_help_has_the_defaults(run):
+    done = run("--help")
+    assert done.returncode == 0
+    assert " ".join(done.stdout.split()).count("(default: ") == 4
+
+
+# As where another PyTorch is installed, in this folder; or none.
+WITH_TORCH_OF = """
+import importlib.machinery, importlib.util, sys
+find, spec = importlib.util.find_spec, None
+if sys.argv[1]:
+    spec = importlib.machinery.ModuleSpec("torch", None, is_package=True)
+    spec.submodule_search_locations = [sys.argv[1]]
+importlib.util.find_spec = lambda name, *rest: spec if name == "torch" else find(name, *rest)
+from ebbtide.cli import main
+sys.exit(main(["run", "--sim", "64MiB", sys.argv[2]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "complaint"),
+    [
+        (None, "PyTorch is not installed"),
+        ("", "PyTorch is not installed"),
+        ("__version__ = '2.11.0+cpu'\ncuda: Optional[str] = None", "built without CUDA"),
+        ("__version__ = '2.5.1'\ncuda: Optional[str] = '12.4'", "PyTorch 2.5 is older"),
+        ("__version__ = '2.99.0'\ncuda: Optional[str] = '99.0'", "no libcudart.so.99"),
+    ],
+    ids=["none", "a folder of that name", "for CPUs", "too old", "another CUDA"],
+)
+def test_a_pytorch_that_cannot_be_served_gets_one_line_and_a_status(
+    python, script, tmp_path, version, complaint
+):
+    if version:
+        (tmp_path / "version.py").write_text(version)
+    folder = "" if version is None else str(tmp_path)
+    done = python("-c", WITH_TORCH_OF, folder, script("print('it ran')"))
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ebbtide run: ") and complaint in line
 
 
 def test_a_run_leaves_no_file_behind(script):

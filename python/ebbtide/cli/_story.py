@@ -24,6 +24,10 @@ MIB = 1 << 20
 LIMIT = 384 * MIB
 WIDE, NARROW = 4096, 2048  # a layer is 32 MiB, which is a page
 LAYER = WIDE * NARROW * 4
+MORE = (
+    "One line for a whole model: docs/offload.md, examples/offload.py. "
+    "Layer by layer, as here: docs/vbar.md, examples/vbar.py"
+)
 
 
 class Model:
@@ -218,7 +222,7 @@ def main() -> int:
             stage.holds(False, f"this was not to happen: {error}")
             break
         stage.pause(0.3)
-    return stage.end("More: docs/vbar.md, examples/vbar.py", "; {seconds}")
+    return stage.end(MORE, "; {seconds}")
 
 
 if __name__ == "__main__":

@@ -36,10 +36,11 @@ from ebbtide.sim.control import clock as set_clock
 RUN = "EBBTIDE_SIM_RUN"  # the file of the cards; set: this process belongs to a simulated run
 OWNER = "EBBTIDE_SIM_OWNER"  # the process that removes it
 GRANULARITY = 2 << 20
+LEAST, MOST = 32 << 20, 64 << 40  # bytes of a card
 OLDEST_TORCH = (2, 6)
 # oneDNN computes the simulated GPU's products. Virtual machines may name AMX among what they can,
 # and then stop a program that uses it: an illegal instruction. This is all but that. It has two
-# names, and whoever has set one has it as set.
+# names, and a program that has set one has it as set.
 MOST_OF_THE_PROCESSOR = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 OLD_NAME = "DNNL_MAX_CPU_ISA"
 
@@ -57,7 +58,10 @@ def _torch_build() -> tuple[tuple[int, int], int]:
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise CannotStart("PyTorch is not installed: there is nothing to simulate a GPU for")
-    version = Path(spec.submodule_search_locations[0], "version.py").read_text()
+    file = Path(spec.submodule_search_locations[0], "version.py")
+    if not file.is_file():  # a folder of that name
+        raise CannotStart("PyTorch is not installed: there is nothing to simulate a GPU for")
+    version = file.read_text()
     found = re.search(r"^__version__ = '(\d+)\.(\d+)", version, re.M)
     cuda = re.search(r"^cuda: [^=]*= '(\d+)\.", version, re.M)
     if found is None or cuda is None:
@@ -166,8 +170,12 @@ def _own(name: str) -> None:
 def _figures(memory: int | str | None, card: str | None) -> Figures:
     size = None if memory is None else sizes.parse(memory)
     if size is not None:
-        if size < 16 * GRANULARITY:
+        if size < LEAST:
+            if str(memory).isdigit() and size < 1024:  # a unit was forgotten
+                raise ValueError(f"a card of {memory} bytes is too small: {memory}GiB?")
             raise ValueError(f"a card of {memory} is too small: 32MiB is the least")
+        if size > MOST:
+            raise ValueError(f"a card of {memory} is too large: 64TiB is the most")
         size = size // GRANULARITY * GRANULARITY
     if card is not None:
         return card_of(card, size)
