@@ -206,8 +206,11 @@ int pass_set_run(pass *p, PyObject *run);
 /* Whether Python has to see a call of the model begin, or end: somebody wants to, or this thread is in a
    run that nobody has left. */
 bool pass_is_watched(const pass *p);
-void pass_begin(pass *p);
-void pass_end(pass *p);
+
+/* Into a gate, of the model itself or of a module in it: 0, or -1 with an exception. And out of it: whether
+   this thread is in none any more, but still in a run. */
+int pass_begin(pass *p, bool root);
+bool pass_end(pass *p, bool root);
 
 /* To be called before the type is made of its spec. 0, or -1 with an exception. */
 int places_measure(void);

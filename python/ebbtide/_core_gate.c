@@ -12,8 +12,10 @@ typedef struct gate {
     PyObject_HEAD PyObject *module; /* a weak reference */
     PyObject *function, *own;       /* the class's forward(), or the instance's own */
     PyObject *grad_enabled;         /* PyTorch's function */
+    PyObject *tracing;              /* another: what is being traced, or None */
     PyObject *calls;                /* a Pass, the model's */
     PyObject *tensor, *address_of;  /* PyTorch's type, and its data_ptr() */
+    PyObject *parts_of;             /* what is in a result of another kind: lasting.py's */
     PyObject *unit;                 /* or NULL */
     char slow, root, run, enters, leaves;
     char compiled; /* Python has to see to what torch.compile() compiles */
@@ -22,12 +24,13 @@ typedef struct gate {
 static int gate_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
     gate *g = (gate *)self;
-    PyObject *module, *function, *own, *grad_enabled, *calls, *tensor;
+    PyObject *module, *function, *own, *grad_enabled, *tracing, *calls, *tensor, *parts_of;
     int root;
     const state *s = state_of(self);
     if (!s || keywords ||
-        !PyArg_ParseTuple(arguments, "OOOOO!O!p", &module, &function, &own, &grad_enabled,
-                          s->types[PASS], &calls, &PyType_Type, &tensor, &root))
+        !PyArg_ParseTuple(arguments, "OOOOOO!O!Op", &module, &function, &own, &grad_enabled,
+                          &tracing, s->types[PASS], &calls, &PyType_Type, &tensor, &parts_of,
+                          &root))
         return -1;
     if (g->module) {
         PyErr_SetString(PyExc_TypeError, "a gate is made once");
@@ -37,8 +40,10 @@ static int gate_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     Py_INCREF(g->function = function);
     Py_INCREF(g->own = own);
     Py_INCREF(g->grad_enabled = grad_enabled);
+    Py_INCREF(g->tracing = tracing);
     Py_INCREF(g->calls = calls);
     Py_INCREF(g->tensor = tensor);
+    Py_INCREF(g->parts_of = parts_of);
     g->address_of = PyObject_GetAttrString(tensor, "data_ptr");
     if (!g->address_of)
         return -1;
@@ -54,8 +59,10 @@ static int gate_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(g->function);
     Py_VISIT(g->own);
     Py_VISIT(g->grad_enabled);
+    Py_VISIT(g->tracing);
     Py_VISIT(g->calls);
     Py_VISIT(g->tensor);
+    Py_VISIT(g->parts_of);
     Py_VISIT(g->address_of);
     Py_VISIT(g->unit);
     Py_VISIT(Py_TYPE(self));
@@ -69,8 +76,10 @@ static int gate_clear(PyObject *self)
     Py_CLEAR(g->function);
     Py_CLEAR(g->own);
     Py_CLEAR(g->grad_enabled);
+    Py_CLEAR(g->tracing);
     Py_CLEAR(g->calls);
     Py_CLEAR(g->tensor);
+    Py_CLEAR(g->parts_of);
     Py_CLEAR(g->address_of);
     Py_CLEAR(g->unit);
     return 0;
@@ -117,6 +126,20 @@ static int wants_grad(const gate *g)
     return yes;
 }
 
+/* Whether torch.jit.trace() is at work: it would keep a weight's address for ever. true with an
+   exception. */
+static bool is_traced(const gate *g)
+{
+    PyObject *answer = PyObject_CallNoArgs(g->tracing);
+    bool no = answer == Py_None;
+    Py_XDECREF(answer);
+    if (answer && !no)
+        PyErr_SetString(PyExc_RuntimeError,
+                        "an offloaded model cannot be traced: its weights come and go, and a trace "
+                        "keeps where they were. restore() it first");
+    return !no;
+}
+
 static pass *calls_of(const gate *g)
 {
     return (pass *)g->calls;
@@ -160,9 +183,15 @@ static bool holds(const gate *g, const unit *u, PyObject *what, int deep)
         return false;
     if (PyObject_TypeCheck(what, (PyTypeObject *)g->tensor))
         return is_over(g, u, what);
-    if (!deep || !(PyDict_Check(what) || PyTuple_Check(what) || PyList_Check(what)))
+    if (!deep || PyUnicode_Check(what) || PyLong_Check(what) || PyFloat_Check(what))
         return false;
-    PyObject *items = PyDict_Check(what) ? PyDict_Values(what) : PySequence_Tuple(what);
+    PyObject *items;
+    if (PyTuple_Check(what) || PyList_Check(what))
+        items = PySequence_Tuple(what);
+    else if (PyDict_Check(what))
+        items = PyDict_Values(what);
+    else
+        items = PyObject_CallFunctionObjArgs(g->parts_of, what, NULL);
     bool found = false;
     Py_ssize_t count = items ? PySequence_Size(items) : 0;
     for (Py_ssize_t i = 0; i < count && !found; i++) {
@@ -209,13 +238,13 @@ static PyObject *slowly(PyObject *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-/* The end of a call of the model, where Python has to see it: _over(), with an exception's type, which
-   goes on. */
-static void over(PyObject *self)
+/* What Python has to see at the end of a call: _over() or _rest(), with an exception's type, which goes
+   on. */
+static void by_name(PyObject *self, const char *method)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    PyObject *name = PyUnicode_InternFromString("_over");
+    PyObject *name = PyUnicode_InternFromString(method);
     PyObject *done =
         name ? PyObject_CallMethodObjArgs(self, name, type ? type : Py_None, NULL) : NULL;
     Py_XDECREF(name);
@@ -263,35 +292,35 @@ static PyObject *by_and_by(PyObject *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
+static PyObject *call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     gate *g = (gate *)self;
-    if (!g->module)
-        return fail(NULL, EBB_GONE, "");
     bool grad = wants_grad(g) != 0;
     bool plain = !g->slow && (g->unit || g->root) && !grad && !PyErr_Occurred();
     if (g->slow && g->unit && !g->root && !grad && !g->compiled)
         return by_and_by(self, args, kwargs);
-    if (plain && g->root)
+    bool enters = g->enters;
+    if (plain && g->root) {
         plain = !pass_is_watched(calls_of(g));
-    else if (plain && g->enters && g->run)
-        plain = !pass_run(calls_of(g));
+    } else if (plain && enters && g->run) {
+        const PyObject *run = pass_run(calls_of(g));
+        enters = run != g->unit;
+        plain = !run || !enters;
+    }
     /* Another may be in its place at any time: when a stream is met for the first time, too. */
     PyObject *its = g->unit;
     Py_XINCREF(its);
-    int in = plain && its && g->enters ? unit_go_in((unit *)its) : plain;
+    int in = plain && its && enters ? unit_go_in((unit *)its) : plain;
     if (in <= 0 || PyErr_Occurred()) {
         Py_XDECREF(its);
         return PyErr_Occurred() ? NULL : slowly(self, args, kwargs);
     }
     bool root = g->root;
-    if (its && g->run && g->enters && pass_set_run(calls_of(g), its) < 0) {
+    if (its && g->run && enters && pass_set_run(calls_of(g), its) < 0) {
         unit_go_out((unit *)its);
         Py_DECREF(its);
         return NULL;
     }
-    if (root)
-        pass_begin(calls_of(g));
     PyObject *result = forward(g, args, kwargs);
     if (result && its && holds(g, (unit *)its, result, DEEP))
         result = lasting(self, its, result);
@@ -301,9 +330,26 @@ static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
     if (result && PyErr_Occurred())
         Py_CLEAR(result);
     if (root && (!result || pass_is_watched(calls_of(g))))
-        over(self);
-    else if (root)
-        pass_end(calls_of(g));
+        by_name(self, "_over");
+    if (result && PyErr_Occurred())
+        Py_CLEAR(result);
+    return result;
+}
+
+static PyObject *gate_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    gate *g = (gate *)self;
+    if (!g->module)
+        return fail(NULL, EBB_GONE, "");
+    pass *calls = calls_of(g);
+    bool root = g->root; /* it may become one */
+    if (((root || g->enters) && is_traced(g)) || pass_begin(calls, root) < 0)
+        return NULL;
+    Py_INCREF(calls);
+    PyObject *result = call(self, args, kwargs);
+    if (pass_end(calls, root))
+        by_name(self, "_rest");
+    Py_DECREF(calls);
     if (result && PyErr_Occurred())
         Py_CLEAR(result);
     return result;

@@ -1,6 +1,9 @@
 /*
  * Pass, what the gates of one model share: how many calls of the model are under way, whether Python has
- * to see them begin and end, and which run of modules each thread is in.
+ * to see them begin and end, and of each thread how many gates it is in, and in which run of modules.
+ *
+ * Gates are counted here and not in Python because nothing comes in between: wherever Ctrl-C strikes, a
+ * thread that has left all its gates is known to be in none.
  *
  * In C because every pass asks for all of it: a lock and a thread's dict for each of these questions are
  * microseconds that a model notices whose layers are small. Python's own lock guards it.
@@ -10,15 +13,16 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-typedef struct in_run {
+typedef struct visitor {
     uint64_t thread;
-    PyObject *run; /* owned */
-} in_run;
+    unsigned gates;
+    PyObject *run; /* owned; or NULL */
+} visitor;
 
 struct pass {
-    PyObject_HEAD unsigned depth; /* calls under way */
+    PyObject_HEAD unsigned depth; /* calls of the model under way */
     char watched;                 /* Python sees to their begin and end */
-    in_run *runs;                 /* one for each thread that is in a run */
+    visitor *visitors;            /* threads that are in a gate, or in a run */
     size_t count, room;
 };
 
@@ -26,7 +30,7 @@ static int pass_traverse(PyObject *self, visitproc visit, void *arg)
 {
     const pass *p = (const pass *)self;
     for (size_t i = 0; i < p->count; i++)
-        Py_VISIT(p->runs[i].run);
+        Py_VISIT(p->visitors[i].run);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -34,10 +38,8 @@ static int pass_traverse(PyObject *self, visitproc visit, void *arg)
 static int pass_clear(PyObject *self)
 {
     pass *p = (pass *)self;
-    while (p->count) {
-        PyObject *run = p->runs[--p->count].run;
-        Py_DECREF(run);
-    }
+    for (size_t i = 0; i < p->count; i++)
+        Py_CLEAR(p->visitors[i].run);
     return 0;
 }
 
@@ -46,7 +48,7 @@ static void pass_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     pass_clear(self);
-    free(((pass *)self)->runs);
+    free(((pass *)self)->visitors);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -63,76 +65,84 @@ uint64_t this_thread(void)
     return number;
 }
 
-static in_run *mine(const pass *p)
+static visitor *mine(const pass *p)
 {
     uint64_t me = p->count ? this_thread() : 0;
     for (size_t i = 0; i < p->count; i++)
-        if (p->runs[i].thread == me)
-            return &p->runs[i];
+        if (p->visitors[i].thread == me)
+            return &p->visitors[i];
     return NULL;
+}
+
+/* The same, made if need be. NULL with an exception. */
+static visitor *mine_or_new(pass *p)
+{
+    visitor *found = mine(p);
+    if (found)
+        return found;
+    if (p->count == p->room) {
+        size_t room = p->room ? 2 * p->room : 4;
+        visitor *visitors = realloc(p->visitors, room * sizeof *visitors);
+        if (!visitors) {
+            PyErr_NoMemory();
+            return NULL;
+        }
+        p->visitors = visitors;
+        p->room = room;
+    }
+    found = &p->visitors[p->count++];
+    *found = (visitor){.thread = this_thread()};
+    return found;
+}
+
+/* It is in nothing any more. */
+static void let_go(pass *p, visitor *it)
+{
+    if (!it->gates && !it->run)
+        *it = p->visitors[--p->count];
 }
 
 PyObject *pass_run(const pass *p)
 {
-    const in_run *found = mine(p);
+    const visitor *found = mine(p);
     return found ? found->run : NULL;
 }
 
 int pass_set_run(pass *p, PyObject *run)
 {
-    in_run *found = mine(p);
-    PyObject *old = found ? found->run : NULL;
-    if (run && !found) {
-        if (p->count == p->room) {
-            size_t room = p->room ? 2 * p->room : 4;
-            in_run *runs = realloc(p->runs, room * sizeof *runs);
-            if (!runs) {
-                PyErr_NoMemory();
-                return -1;
-            }
-            p->runs = runs;
-            p->room = room;
-        }
-        found = &p->runs[p->count++];
-        found->thread = this_thread();
-    }
-    if (run) {
-        Py_INCREF(run);
-        found->run = run;
-    } else if (found) {
-        *found = p->runs[--p->count];
-    }
+    visitor *found = run ? mine_or_new(p) : mine(p);
+    if (!found)
+        return run ? -1 : 0;
+    PyObject *old = found->run;
+    Py_XINCREF(run);
+    found->run = run;
+    let_go(p, found);
     Py_XDECREF(old);
     return 0;
 }
 
 bool pass_is_watched(const pass *p)
 {
-    return p->watched || mine(p);
+    return p->watched || pass_run(p);
 }
 
-void pass_begin(pass *p)
+int pass_begin(pass *p, bool root)
 {
-    p->depth++;
+    visitor *found = mine_or_new(p);
+    if (!found)
+        return -1;
+    found->gates++;
+    p->depth += root;
+    return 0;
 }
 
-void pass_end(pass *p)
+bool pass_end(pass *p, bool root)
 {
-    p->depth--;
-}
-
-static PyObject *begin(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    return PyLong_FromUnsignedLong(++((pass *)self)->depth);
-}
-
-static PyObject *end(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    pass *p = (pass *)self;
-    p->depth -= p->depth > 0;
-    return PyLong_FromUnsignedLong(p->depth);
+    visitor *found = mine(p);
+    p->depth -= root;
+    bool last = !--found->gates, in = found->run;
+    let_go(p, found);
+    return last && in;
 }
 
 static PyObject *get_run(PyObject *self, void *unused)
@@ -150,19 +160,21 @@ static int set_run(PyObject *self, PyObject *run, void *unused)
     return pass_set_run((pass *)self, run && run != Py_None ? run : NULL);
 }
 
-static PyMethodDef methods[] = {
-    {"begin", begin, METH_NOARGS, "begin($self, /)\n--\n\nOne more call: how many there are now."},
-    {"end", end, METH_NOARGS, "end($self, /)\n--\n\nOne less."},
-    {NULL, NULL, 0, NULL},
-};
+static PyObject *get_gates(PyObject *self, void *unused)
+{
+    (void)unused;
+    const visitor *found = mine((pass *)self);
+    return PyLong_FromUnsignedLong(found ? found->gates : 0);
+}
 
 static PyGetSetDef getset[] = {
+    {"gates", get_gates, NULL, "how many this thread is in", NULL},
     {"run", get_run, set_run, "the run that this thread is in, or None", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef members[] = {
-    {"depth", T_UINT, offsetof(pass, depth), READONLY, "calls under way"},
+    {"depth", T_UINT, offsetof(pass, depth), READONLY, "calls of the model under way"},
     {"watched", T_BOOL, offsetof(pass, watched), 0, "Python sees to their begin and end"},
     {NULL, 0, 0, 0, NULL},
 };
@@ -172,7 +184,6 @@ static PyType_Slot slots[] = {
     {Py_tp_traverse, (void *)pass_traverse},
     {Py_tp_clear, (void *)pass_clear},
     {Py_tp_dealloc, (void *)pass_dealloc},
-    {Py_tp_methods, methods},
     {Py_tp_getset, getset},
     {Py_tp_members, members},
     {0, NULL},

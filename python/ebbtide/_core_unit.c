@@ -432,7 +432,19 @@ static PyMethodDef unit_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *unit_mine(PyObject *self, void *unused)
+{
+    (void)unused;
+    const unit *u = (const unit *)self;
+    uint64_t me = this_thread();
+    unsigned long times = 0;
+    for (unsigned i = 0; i < u->depth; i++)
+        times += u->threads[i] == me;
+    return PyLong_FromUnsignedLong(times);
+}
+
 static PyGetSetDef unit_getset[] = {
+    {"mine", unit_mine, NULL, "times that this thread has entered it and not left it", NULL},
     {"resident", unit_resident, NULL, "bytes that are resident, and filled", NULL},
     {"is_resident", unit_is_resident, NULL, "all of them are", NULL},
     {NULL, NULL, NULL, NULL, NULL},

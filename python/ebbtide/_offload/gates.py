@@ -6,6 +6,7 @@ and a forward that raises is left like one that does not.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,8 +40,10 @@ class Gate(_core.Gate):
             self._forward,
             self._own,
             torch.is_grad_enabled,
+            torch._C._get_tracing_state,
             model.running,
             torch.Tensor,
+            lasting.parts,
             root,
         )
         self.compiled = _compiler is not None
@@ -81,10 +84,11 @@ class Gate(_core.Gate):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy of the model is not offloaded, though its weights are parked: they come when
         used."""
+        if self._own is not None:
+            return copy.deepcopy(self._own, memo)
+        # It is in the copy's own attributes, and would keep it: what a class has is found anyway.
         copied = memo.get(id(self._module()))
-        if self._own is not None or copied is None:
-            return self._own
-        return self._forward.__get__(copied)
+        return None if copied is None else _Forward(copied)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -135,6 +139,15 @@ class Gate(_core.Gate):
                     model.leave(unit)
         finally:
             model.end()
+
+    def _rest(self, _: type[BaseException] | None) -> None:
+        """The outermost call of this thread has ended in a run, without a call of the model."""
+        before = None if _compiler is None else _compiler(None)
+        try:
+            self.model.rest()
+        finally:
+            if _compiler is not None:
+                _compiler(before)
 
     def _over(self, error: type[BaseException] | None) -> None:
         """A call of the model that went the plain way is over, and has something to tell."""
@@ -196,6 +209,37 @@ class Gate(_core.Gate):
         return tree_map(refuse, result)
 
 
+class _Forward:
+    """The forward() of a copy, in its own attributes because there was a gate in the original's. It
+    does not keep the copy, which a bound method would."""
+
+    __name__ = "forward"
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    @property
+    def __self__(self) -> Any:
+        return self._module()
+
+    @property
+    def __func__(self) -> Any:
+        return type(self._module()).forward
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.__func__.__get__(self._module())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
+        return _Forward(memo.get(id(self._module()), self._module()))
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._module(), "forward")
+
+
 MESSAGE = (
     "no backward through a model that ebbtide.offload() has: its weights are not where they were "
     "in forward. Run it under torch.no_grad(), or .restore() it to train"
@@ -205,9 +249,15 @@ MESSAGE = (
 class _Refuse(torch.autograd.Function):
     """What it was given; its backward raises."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return t.view_as(t)
+    def forward(anchor: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return t.detach()  # not a view: whoever gets it may write to it
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:

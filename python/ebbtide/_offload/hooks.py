@@ -53,13 +53,15 @@ def unhook_state(modules: Iterable[nn.Module]) -> None:
 
 def _real_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """state_dict() gives the values: where they are, on the host."""
-    for name, value in state.items():
-        if name.startswith(prefix) and isinstance(value, Parked):
+    for key in (*module._parameters, *module._buffers):
+        name = prefix + key
+        value = state.get(name)
+        if isinstance(value, Parked):
             piece = value._piece
             piece.handed = True
             model = piece.model and piece.model()
-            if model is not None and piece not in model.handed:
-                model.handed.append(piece)
+            if model is not None and id(piece) not in model.handed:
+                model.handed[id(piece)] = piece
                 model.watch()
             state[name] = host_of(value)
 

@@ -8,7 +8,9 @@ itself again, parked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import types
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,19 +19,49 @@ from ebbtide._offload.parked import Parked, _extent, park
 from ebbtide._offload.station import Station
 from ebbtide._offload.unit import Unit
 
+# Kinds of objects that are no results, or have more in them than a result has.
+_OPAQUE = (torch.nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType)
+
+
+def parts(value: Any) -> list[Any]:
+    """What is in a result that is neither a tensor nor a tuple, list or dict."""
+    if isinstance(value, (set, frozenset, deque)):
+        return list(value)
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(_attributes(value).values())
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Of a dataclass, a namespace, or another object that holds tensors."""
+    if isinstance(value, _OPAQUE):
+        return {}
+    slots = [name for kind in type(value).__mro__ for name in kind.__dict__.get("__slots__", ())]
+    found = {name: getattr(value, name, None) for name in slots if not name.startswith("__")}
+    return {**getattr(value, "__dict__", {}), **found}
+
 
 def copied(value: Any, held: Callable[[Any], bool]) -> Any:
-    """A result of which every tensor that is held is a copy. Lists and dicts stay the same ones."""
+    """A result of which every tensor that is held is a copy. What can be changed stays the same."""
     if isinstance(value, torch.Tensor):
         return _copy(value) if held(value) else value
-    if isinstance(value, (list, dict)) and held(value):
-        for key, item in list(enumerate(value) if isinstance(value, list) else value.items()):
-            if held(item):
-                value[key] = copied(item, held)
-    elif isinstance(value, tuple) and held(value):
+    if not held(value):
+        return value
+    if isinstance(value, (list, deque, dict)):
+        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            value[key] = copied(item, held)
+    elif isinstance(value, tuple):
         items = [copied(item, held) for item in value]
         make = getattr(value, "_make", type(value))  # a named one takes them one by one
         return make(items)
+    elif isinstance(value, (set, frozenset)):
+        return type(value)(copied(item, held) for item in value)
+    elif isinstance(value, types.MappingProxyType):
+        return types.MappingProxyType({key: copied(item, held) for key, item in value.items()})
+    else:
+        for name, item in _attributes(value).items():
+            if held(item):
+                object.__setattr__(value, name, copied(item, held))  # it may be frozen
     return value
 
 

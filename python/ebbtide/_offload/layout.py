@@ -119,7 +119,7 @@ def _put_gates(model: Model, choice: units.Choice, unit: Unit) -> None:
     last = len(choice.members) - 1
     for i, module in enumerate(choice.members):
         inside = not model.learning and 0 < i < last
-        if inside and model.shown and choice.names[i] not in model.gives:
+        if inside and model.shown and not model.needs_gate(choice.names[i], module):
             continue
         gate = module.__dict__.get("forward")
         if not isinstance(gate, Gate):
@@ -128,7 +128,8 @@ def _put_gates(model: Model, choice: units.Choice, unit: Unit) -> None:
         gate.name = choice.names[i]
         gate.unit = unit
         gate.run = last > 0
-        gate.enters = model.learning or i == 0
+        # Where members are called without the model, each may be the first.
+        gate.enters = model.learning or model.rootless or i == 0
         gate.leaves = i == last
         gate.slow = True
 

@@ -96,7 +96,9 @@ class Model:
         self.pinned: list[str] = []
         self.vbar: VBAR | None = None
         self.keep = Keep((0, 0), self.station.ring_range)
-        self.handed: list[Piece] = []  # whose bytes have been given out by state_dict()
+        self.handed: dict[int, Piece] = {}  # whose bytes have been given out by state_dict()
+        self.rootless = False  # its modules are called without it
+        self.resting: Unit | None = None  # a run whose load is kept for the next of its members
         self.moved = [0, 0]  # bytes that units streamed and filled which there are no more
         # Where tensors were, as long as offload() may still fail.
         self._were = [(tensor, tensor.device) for tensor in (*root.parameters(), *root.buffers())]
@@ -192,6 +194,8 @@ class Model:
     def let_go(self) -> None:
         """Of modules that are no part of it any more."""
         with self.lock:
+            if not self.running.gates:
+                self._heal()
             if self._busy():
                 raise _core.Busy("the model is running")
             self.plan()
@@ -201,6 +205,7 @@ class Model:
     def plan(self) -> None:
         """Adopt what there is now, and lay it out anew."""
         tops, weights = self._tops(), self.weights
+        self.unclean = True  # until all of this has been done
         self.leaving.clear()
         self.drop_loads()
         weights.survey(tops)
@@ -223,6 +228,8 @@ class Model:
                 gate.remove()
                 self.gates.discard(gate)
         hooks.hook_state(list(weights.names))
+        pieces = {id(b.piece) for b in weights.bindings}
+        self.handed = {key: piece for key, piece in self.handed.items() if key in pieces}
         self.unclean = False
         self.tracking = True
         self.share.largest = max((u.bytes for u in self.units if not u.span), default=0)
@@ -240,6 +247,7 @@ class Model:
         for unit in self.units:
             self.moved[0] += unit.streamed
             self.moved[1] += unit.filled
+        self.timing.forget()
         self.units, self.sequence = [], Sequence_()
 
     def _lay_out(
@@ -276,17 +284,15 @@ class Model:
     def begin(self) -> None:
         """The root is called."""
         with self.lock:
-            calls = self.running.begin()
-            try:
-                if calls > 1 or self.station.runs_another(self):
-                    self.station.crowd()
-                if calls > 1:
-                    return
-                self._leave_run()
-                self._begin()
-            except BaseException:
-                self.running.end()
-                raise
+            calls = self.running.depth
+            if self.running.gates == 1:
+                self._heal()
+            if calls > 1 or self.station.runs_another(self):
+                self.station.crowd()
+            if calls > 1:
+                return
+            self._leave_run()
+            self._begin()
 
     def end(self) -> None:
         """The root is left."""
@@ -294,9 +300,49 @@ class Model:
             self._leave_run()
         finally:
             with self.lock:
-                if not self.running.end():
+                if self.running.depth == 1:
                     self._end()
                     self.watch()
+
+    def _heal(self) -> None:
+        """This thread is in nothing: what it has not left it never will. An exception that comes
+        from outside, Ctrl-C, may strike anywhere in here."""
+        for unit in self.local.__dict__.pop("bare", ()):
+            unit.bare = max(unit.bare - 1, 0)
+        self.running.run = None
+        for unit in self.units:
+            while unit.mine:
+                self._leave(unit)
+            load = unit.load
+            if load is not None and not unit.depth and unit is not self.resting:
+                while load.used:
+                    load.done(self.mover)
+                    unit.load = None
+
+    def rest(self) -> None:
+        """The outermost call of this thread has ended in a run, without a call of the model. Nobody
+        is in it now, but what has come for it stays for the next of its members."""
+        with self.lock:
+            run = self.running.run
+            if run is None:
+                return
+            self.running.run = None
+            if not self.rootless:
+                self.rootless = True
+                self.dirty()
+            self._leave(run, stays=not run.stale)
+
+    def end_rest(self, but: Unit | None = None) -> None:
+        """Another unit comes, or the ring changes: what was kept for a run goes."""
+        unit = self.resting
+        if unit is None or unit is but:
+            return
+        self.resting = None
+        load = unit.load
+        if load is not None and load.used:
+            load.done(self.mover)
+            if not unit.depth:
+                unit.load = None
 
     def watch(self) -> None:
         """Whether the next pass has something to be seen to, at its begin or at its end."""
@@ -315,7 +361,7 @@ class Model:
             self.tracking = True
 
     def _begin(self) -> None:
-        for piece in self.handed:
+        for piece in self.handed.values():
             piece.look()
         if not self.tracking and not self.unclean:
             return
@@ -425,9 +471,18 @@ class Model:
         whose results have to be looked at."""
         self.shown = True
         for gate in list(self.gates):
-            if not (gate.enters or gate.leaves or gate.root or gate.name in self.gives):
+            if gate.enters or gate.leaves or gate.root:
+                continue
+            if not self.needs_gate(gate.name, gate.__self__):
                 gate.remove()
                 self.gates.discard(gate)
+
+    def needs_gate(self, name: str, module: nn.Module | None) -> bool:
+        """Whether a module inside of a run has to be seen: it may be called without the model, or
+        give parts of its weights away."""
+        if self.rootless or name in self.gives or module is None:
+            return True
+        return not units.gives_nothing_away(module)
 
     def touch(self, piece: Piece) -> None:
         """An operator has read a weight that is parked."""
@@ -441,8 +496,12 @@ class Model:
         """Into a unit, the slow way: its weights have to come, or to be waited for."""
         with self.lock:
             unit = gate.unit
+            if unit is None and self.unclean and not self._busy():
+                self.plan()  # the last one has failed
+                unit = gate.unit
             if unit is None:
                 return None  # another thread has just planned anew: they come one by one, this time
+            self.end_rest(but=unit)
             if gate.run and self.running.run is unit:
                 self.called.append(gate.name)
                 return unit
@@ -549,9 +608,10 @@ class Model:
             tensor = None if b.weak else b.there()
             if tensor is not None and tensor.device.type == "cpu" and units.is_plain(tensor):
                 tensor.data = tensor.data.to(self.torch_device)
+        # First the thread knows it: whatever happens in between, it is left by that.
+        self.local.__dict__.setdefault("bare", []).append(unit)
         unit.bare += 1
         self.bare_entries += 1
-        self.local.__dict__.setdefault("bare", []).append(unit)
 
     def _enter_again(self, unit: Unit) -> bool:
         """Into a unit in which another thread is, or this one: False if nobody is by now."""
@@ -595,17 +655,21 @@ class Model:
             self.running.run = None
             self._leave(run)
 
-    def _leave(self, unit: Unit) -> None:
-        if unit.bare and unit in (bare := self.local.__dict__.get("bare", ())):
+    def _leave(self, unit: Unit, stays: bool = False) -> None:
+        """`stays`: what it has in the ring does, for the next who enters it."""
+        if unit in (bare := self.local.__dict__.get("bare", ())):
             with self.lock:
                 bare.remove(unit)
-                unit.bare -= 1
+                unit.bare = max(unit.bare - 1, 0)
             return
         if unit.load is None:
             unit.leave()
             return
         with self.lock:
             load = unit.load
+            if stays and unit is not self.resting:
+                load.use(self.mover)
+                self.resting = unit
             try:
                 if unit.depth == 1 and unit.tensors is not None and unit.tensors.written():
                     self.save_written(unit)
@@ -614,7 +678,8 @@ class Model:
                     unit.leave()  # it is left, also if it raises
                 finally:
                     if not unit.depth:
-                        unit.load = unit.tensors = None
+                        unit.tensors = None
+                        unit.load = load if unit is self.resting else None
                     load.done(self.mover)
                     if not unit.depth and self.timing.on:
                         self.timing.leaves(unit)
@@ -631,6 +696,7 @@ class Model:
 
     def drop_loads(self, but: Unit | None = None) -> None:
         """Give the ring back what is not in use."""
+        self.end_rest()
         for unit in self.units:
             if unit.load is not None and not unit.depth and not unit.load.used and unit is not but:
                 unit.discard(self.mover)
@@ -669,8 +735,11 @@ class Model:
             raise ValueError("a model is restored with its values: not to the meta device")
         root = self.root
         with self.lock:
+            if not self.running.gates:
+                self._heal()
             if self.running.depth or any(u.depth for u in self.units):
                 raise _core.Busy("the model is running")
+            self.weights.survey(self._tops())  # of modules that came without a sign, too
             self._give_all_back(device)
         return root.to(device)  # what was kept on the GPU, too
 

@@ -86,6 +86,9 @@ class Station:
 
     def _in_use(self) -> bool:
         models = list(self.models)
+        for model in models:
+            if model.resting is not None and not model.resting.depth:
+                model.end_rest()
         return any(unit.load and unit.load.used for model in models for unit in model.units)
 
     def set_ring(self, size: int) -> bool:

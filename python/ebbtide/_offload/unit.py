@@ -170,7 +170,10 @@ class Unit(_core.Unit):
         self.bare = 0  # entered without its weights: they come one by one
         self.views: dict[bytes, Tensors] = {}
         self.tensors: Tensors | None = None  # of the ring, while they are in its places
-        self.wants_grad = any(b.parked.requires_grad for b in bindings)
+
+    @property
+    def wants_grad(self) -> bool:
+        return any(b.parked.requires_grad for b in self.bindings)
 
     def _written(self) -> None:
         """Called on the way out, before its tensors are parked: one of them was written to."""
@@ -240,6 +243,9 @@ class Unit(_core.Unit):
 
     def discard(self, mover: _core.Mover) -> None:
         """What is on its way comes for nothing."""
+        model = self.model and self.model()
+        if model is not None and model.resting is self:
+            model.end_rest()
         load, self.load = self.load, None
         if load is not None:
             load.drop(mover)

@@ -189,3 +189,9 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and not (tensor.is_conj() or tensor.is_neg())
         and tensor.device.type in ("cpu", "cuda")
     )
+
+
+def gives_nothing_away(module: nn.Module) -> bool:
+    """Whether it is known that its results are no parts of its weights: PyTorch's own layers
+    compute what they return."""
+    return all(type(m).__module__.startswith("torch.nn.modules.") for m in module.modules())
