@@ -77,9 +77,10 @@ static bool made(const mover *m)
 PyObject *mover_failed(const device *d, ebb_status status)
 {
     return fail(d, status,
-                status == EBB_BUSY ? "it is in use, or the stream is being captured: an offloaded "
-                                     "weight that is not resident cannot be part of a graph"
-                                   : "the mover was closed");
+                status == EBB_BUSY
+                    ? "an offloaded model that streams cannot be part of a CUDA graph: "
+                      "capture it when residency() is 1.0 everywhere"
+                    : "the mover was closed");
 }
 
 ebb_mover *mover_handle(PyObject *self, device **d)

@@ -161,6 +161,13 @@ def test_what_offload_refuses(free_room):
             ebbtide.offload(layers(1), order=order)
     with pytest.raises(TypeError, match="module"):
         handle.pin("0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = nn.Sequential(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)))
+    with pytest.raises(TypeError, match=r"torch\.jit"):
+        ebbtide.offload(compiled)
+    with pytest.raises(ValueError, match="lazy"):
+        ebbtide.offload(nn.Sequential(nn.LazyLinear(4)))
     with pytest.raises(ValueError, match="meta"):
         handle.restore("meta")
     with pytest.raises(ValueError, match="cpu"):

@@ -110,11 +110,12 @@ def test_of_a_file_no_more_is_pinned_than_weights_are_in(free_room, tmp_path):
 
 def test_a_file_counts_as_what_may_be_pinned(free_room, tmp_path):
     model = from_file(tmp_path / "weights")
-    free_room.same(model, x(), host="1MiB")
+    handle = free_room.same(model, x(), host="1MiB")
     assert shared_mappings(tmp_path / "weights") == 0
-    assert pinned(model)[0] <= 1
+    assert pinned(model)[0] <= 1 and handle.stats()["pageable"] >= 5 * MIB
     other = from_file(tmp_path / "more")
-    free_room.same(other, x(), host="8MiB")
+    handle = free_room.same(other, x(), host="8MiB")
+    assert handle.stats()["pageable"] == 0
     assert pinned(other) == (6, 6) and inside(other).weights.arena.budget[0] >= 6 * MIB
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ebbtide import _attach, _core
 from ebbtide._offload.model import Model
@@ -58,9 +59,7 @@ def offload(
     pinned = None if host is None else parse(host)
     names = _order_of(order, model)
     _refuse_twice(model)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.device.type == "meta":
-            raise ValueError(f"{name} has no values (it is on the meta device): load them first")
+    _refuse_kinds(model)
     torch.cuda.init()
     opened = Device(index)
     before, attached = opened.limit, _attach.is_attached()
@@ -166,6 +165,21 @@ def _refuse_twice(model: nn.Module) -> None:
                 raise ValueError(f"a part of this model, a {name}, is offloaded already")
         if any(part in other.weights.names for part in model.modules()):
             other.let_go()  # it was taken out of that one
+
+
+def _refuse_kinds(model: nn.Module) -> None:
+    """What has no forward() that could be gone around, or no values yet."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError(
+                f"{name or 'the model'} is compiled by torch.jit, which keeps where weights are: "
+                "offload the model that it was made of"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(f"{name} has no shape yet (it is lazy): run the model once before")
+        if tensor.device.type == "meta":
+            raise ValueError(f"{name} has no values (it is on the meta device): load them first")
 
 
 class Offloaded:

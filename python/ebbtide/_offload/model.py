@@ -705,10 +705,12 @@ class Model:
 
     def stats(self) -> dict[str, int]:
         with self.lock:  # or it might be seen in the middle of a plan
-            seen: dict[int, int] = {id(b.piece): b.piece.nbytes for b in self.weights.bindings}
+            seen = {id(b.piece): b.piece for b in self.weights.bindings}.values()
+            pinned = self.mover.pinned
             self.station.see_ring()
             return {
-                "bytes": sum(seen.values()),
+                "bytes": sum(piece.nbytes for piece in seen),
+                "pageable": sum(p.nbytes for p in seen if p.nbytes and pinned(p.source) is None),
                 "resident": self.vbar.loaded_size if self.vbar is not None else 0,
                 "units": len(self.units),
                 "largest_unit": self.share.largest,
