@@ -7,7 +7,7 @@ function(ebb_test name)
     cmake_parse_arguments(PARSE_ARGV 1 test "" "LABEL;TIMEOUT"
                           "SOURCES;LIBRARIES;ENVIRONMENT;ARGUMENTS")
     if(NOT test_TIMEOUT)
-        set(test_TIMEOUT 60)
+        set(test_TIMEOUT 120)
     endif()
     add_executable(${name} ${test_SOURCES})
     target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
