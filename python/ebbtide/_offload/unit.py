@@ -241,6 +241,12 @@ class Unit(_core.Unit):
             if not b.weak:
                 yield b, passing.get(id(b.parked), self.own[id(b.parked)])
 
+    def wants(self, parked: Parked, grad: bool) -> None:
+        """Whether a weight is to have a gradient has changed."""
+        for made in (self.own, *(tensors.passing for tensors in self.views.values())):
+            if id(parked) in made:
+                made[id(parked)].requires_grad_(grad)
+
     def discard(self, mover: _core.Mover) -> None:
         """What is on its way comes for nothing."""
         model = self.model and self.model()
@@ -283,8 +289,9 @@ def reals(found: dict[int, tuple[Parked, torch.Tensor]]) -> dict[int, torch.Tens
     they lie side by side in memory: a processor that uses one layer after another waits less."""
     with torch.inference_mode(False):
         views = {key: _view(parked, flat) for key, (parked, flat) in found.items()}
+        # With the same requires_grad: some operators choose their kernels by it, gradients or not.
         made = {
-            key: nn.Parameter(view, requires_grad=False)
+            key: nn.Parameter(view, requires_grad=found[key][0].requires_grad)
             if found[key][0]._is_param
             else view.detach()
             for key, view in views.items()
