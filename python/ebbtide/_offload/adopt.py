@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ebbtide import _core
 from ebbtide._offload import host, places, recurrent, units
+from ebbtide._offload.memory import Region, flat, regions
 from ebbtide._offload.parked import Parked, Piece, host_of, park
 from ebbtide._offload.unit import Binding
 
@@ -31,45 +32,6 @@ KEPT_SPAN = 32 << 20  # so do weights of modules that hold units, up to this siz
 # And so do the smallest weights (norms, biases), if all of them are but a small part of the model:
 # they would cost the host more than they are worth.
 KEPT_WEIGHT, KEPT_PART = 64 << 10, 128
-
-LARGEST_ITEM = 16  # bytes of an element
-
-
-class Region:
-    """A part of a storage, in bytes: of one weight, or of several that overlap."""
-
-    __slots__ = ("high", "low", "several")
-
-    def __init__(self, low: int, high: int) -> None:
-        self.low = low
-        self.high = high
-        self.several = False
-
-
-def regions(tensors: list[torch.Tensor]) -> dict[int, Region]:
-    """By tensor, the region that it is in. Tensors of one storage that do not overlap (those of a
-    file are often of one) are as good as of two."""
-    by_storage: dict[int, list[tuple[int, int, torch.Tensor]]] = {}
-    for tensor in tensors:
-        item, first = tensor.dtype.itemsize, tensor.storage_offset()
-        reach = sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
-        key = tensor.untyped_storage().data_ptr()
-        extent = (first * item, (first + reach + 1) * item, tensor)
-        by_storage.setdefault(key, []).append(extent)
-    found: dict[int, Region] = {}
-    for extents in by_storage.values():
-        extents.sort(key=lambda extent: extent[:2])
-        region = None
-        for low, high, tensor in extents:
-            if region is None or low >= region.high:
-                region = Region(low, high)
-            else:
-                region.several = True
-                region.high = max(region.high, high)
-                # Where dtypes differ, an element of one may begin inside of one of the other.
-                region.low = region.low // LARGEST_ITEM * LARGEST_ITEM
-            found[id(tensor)] = region
-    return found
 
 
 class Weights:
@@ -142,7 +104,7 @@ class Weights:
         found = {id(tensor): tensor for tensor in everywhere}
         self.tied = {key for key, n in Counter(map(id, everywhere)).items() if n > 1}
         plain = [t for t in found.values() if not isinstance(t, Parked)]
-        self.regions = regions(plain)
+        self.regions = regions(plain, lambda t: t.untyped_storage().data_ptr())
         small = sum(t.nbytes for t in plain if t.nbytes <= KEPT_WEIGHT)
         if small * KEPT_PART <= sum(t.numel() * t.dtype.itemsize for t in found.values()):
             self.small = KEPT_WEIGHT
@@ -293,11 +255,9 @@ class Weights:
 
     def _piece(self, tensor: torch.Tensor, region: Region) -> Piece:
         size = region.high - region.low
-        flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        flat.set_(tensor.untyped_storage(), region.low, (size,), (1,))
         place = self.arena.take(size)
         with torch.no_grad():
-            place.copy_(flat)
+            place.copy_(flat(tensor.untyped_storage(), region.low, region.high))
         return Piece(place, self.torch_device)
 
     # ---- what stays on the GPU -------------------------------------------------------------------

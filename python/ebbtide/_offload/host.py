@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ebbtide import _core
+from ebbtide._offload.memory import flat
 
 ALIGNMENT = 512
 BLOCK = 1 << 30  # how much is pinned at once, if units are no larger
@@ -201,17 +202,16 @@ class Lender:
         is to be held as long as it does."""
         if tensor.device.type != "cpu":
             return None
-        storage = tensor.untyped_storage()
-        flat = torch.empty(0, dtype=torch.uint8).set_(storage, low, (high - low,), (1,))
-        file = self._file(flat.data_ptr())
+        part = flat(tensor.untyped_storage(), low, high)
+        file = self._file(part.data_ptr())
         # A file may be pinned because another weight of it is borrowed: that is no weight's own.
         if file is None:
-            return (flat, None) if tensor.is_pinned() else None
-        if flat.nbytes < mmap.PAGESIZE or not (file.expense or self.arena.may_pin(file.bytes)):
+            return (part, None) if tensor.is_pinned() else None
+        if part.nbytes < mmap.PAGESIZE or not (file.expense or self.arena.may_pin(file.bytes)):
             return None
-        source = self.arena.mover.borrow(flat.data_ptr(), flat.nbytes, file.low, file.high)
+        source = self.arena.mover.borrow(part.data_ptr(), part.nbytes, file.low, file.high)
         if source is None:
             return None
         if file.expense is None:
             file.expense = Expense(self.arena.budget, file.bytes)
-        return flat, Loan(self.arena.mover, flat, source, file.expense)
+        return part, Loan(self.arena.mover, part, source, file.expense)

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from ebbtide._offload.parked import Parked, _extent, park
+from ebbtide._offload.memory import extent
+from ebbtide._offload.parked import Parked, park
 from ebbtide._offload.station import Station
 from ebbtide._offload.unit import Unit
 
@@ -67,7 +68,7 @@ def copied(value: Any, held: Callable[[Any], bool]) -> Any:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """With the same strides: what is computed with it may depend on them, to the bit."""
-    first, end = _extent(tensor)
+    first, end = extent(tensor)
     flat = tensor.as_strided((end - first,), (1,), first).clone()
     return flat.as_strided(tensor.size(), tensor.stride(), 0)
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_map
 
+from ebbtide._offload.memory import extent, flat
+
 if TYPE_CHECKING:
     from ebbtide._offload.model import Model
 
@@ -67,11 +69,11 @@ class Piece:
         of: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A tensor over its bytes on the host, or over those of `of`."""
-        flat, item = self.host if of is None else of, dtype.itemsize
-        start = flat.storage_offset()
+        base, item = self.host if of is None else of, dtype.itemsize
+        start = base.storage_offset()
         if start % item:
             raise RuntimeError(f"bytes at {start} cannot be read as {dtype}")
-        whole = flat[: flat.numel() // item * item].view(dtype)
+        whole = base[: base.numel() // item * item].view(dtype)
         # A view, not another tensor over the same memory: writing it changes the bytes' version.
         return whole.as_strided(size, stride, start // item + offset).detach()
 
@@ -113,17 +115,7 @@ class Piece:
 def _apart(host: torch.Tensor) -> torch.Tensor:
     """The same bytes, with a version of their own: it tells of writes to these alone."""
     with torch.inference_mode(False):
-        storage, at = host.untyped_storage(), host.storage_offset()
-        return torch.empty(0, dtype=torch.uint8).set_(storage, at, host.size(), (1,))
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where, in elements of its storage, a tensor begins and ends."""
-    first = tensor.storage_offset()
-    if tensor.numel() == 0:
-        return first, first
-    reach = sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
-    return first, first + reach + 1
+        return flat(host.untyped_storage(), *extent(host))
 
 
 class Address:
@@ -151,6 +143,9 @@ class Parked(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     _piece: Piece
+    # isinstance(tensor, nn.Parameter) asks for this. That of a parameter is its own, and goes with
+    # its content when tensors are swapped.
+    _is_param = False
 
     # ---- what it looks like from outside ----
 
@@ -249,9 +244,6 @@ class Parked(torch.Tensor):
         return _run(func, args, kwargs)
 
 
-Parked._is_param = False
-
-
 def _moving() -> bool:
     """Whether it is nn.Module, in .cpu() or .to(), that assigns to a weight's .data."""
     return sys._getframe(2).f_code is torch.nn.Module._apply.__code__
@@ -283,7 +275,7 @@ class _Loaded:
     """The values of parked tensors on the GPU, for one operator."""
 
     def __init__(self) -> None:
-        self.regions: dict[tuple[int, int, int], tuple[Parked, int, torch.Tensor]] = {}
+        self.regions: dict[tuple[int, int, int], torch.Tensor] = {}
 
     def value(self, t: Any) -> Any:
         if not isinstance(t, Parked):
@@ -293,27 +285,29 @@ class _Loaded:
         model = piece.model and piece.model()
         if model is not None:
             model.touch(piece)
-        first, end = _extent(t)
+        first, end = extent(t)
         key = (id(piece), first * item, end * item)
         found = self.regions.get(key)
         if found is None:
             part = piece.host[first * item : end * item]
-            flat = torch.empty(part.numel(), dtype=torch.uint8, device=piece.device)
-            flat.copy_(part, non_blocking=True)
-            found = self.regions[key] = (t, first * item, flat)
-        return piece.view(t.dtype, t.size(), t.stride(), 0, of=found[2])
+            found = torch.empty(part.numel(), dtype=torch.uint8, device=piece.device)
+            found.copy_(part, non_blocking=True)
+            self.regions[key] = found
+        return piece.view(t.dtype, t.size(), t.stride(), 0, of=found)
 
     def write_back(self, t: Parked) -> None:
         item = t.dtype.itemsize
-        first, end = _extent(t)
-        _, _, flat = self.regions[id(t._piece), first * item, end * item]
+        first, end = extent(t)
+        found = self.regions[id(t._piece), first * item, end * item]
         t._piece.before_write()
-        t._piece.host[first * item : end * item].copy_(flat)
+        t._piece.host[first * item : end * item].copy_(found)
         t._piece.changed()
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Any operator: on the values; what it writes is written back."""
+    """Any other operator. Parked arguments are replaced by temporaries with their values; those
+    that the schema marks as written are copied back, and the result names the weight, not the
+    temporary."""
     loaded = _Loaded()
     written: list[Parked] = []
     for i, argument in enumerate(func._schema.arguments):
@@ -329,7 +323,6 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         loaded.write_back(t)
     if not written:
         return result
-    # An operator that writes gives back what it wrote: the weight, not the temporary.
     by_pointer = {loaded.value(t).data_ptr(): t for t in written}
     return tree_map(
         lambda r: by_pointer.get(r.data_ptr(), r) if isinstance(r, torch.Tensor) else r, result
@@ -377,11 +370,10 @@ def _bytes_of(
         geometry = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
         return tensor._piece, geometry
     values = tensor.detach() if fresh else tensor.detach().to("cpu", copy=True)
-    first, end = _extent(values)
-    size = values.dtype.itemsize
-    flat = torch.empty(0, dtype=torch.uint8)
-    flat.set_(values.untyped_storage(), first * size, ((end - first) * size,), (1,))
-    return Piece(flat, device), (values.dtype, values.size(), values.stride(), 0)
+    first, end = extent(values)
+    item = values.dtype.itemsize
+    part = flat(values.untyped_storage(), first * item, end * item)
+    return Piece(part, device), (values.dtype, values.size(), values.stride(), 0)
 
 
 def park(
