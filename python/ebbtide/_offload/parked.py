@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from ebbtide._offload.memory import extent, flat
+from ebbtide._offload.memory import extent, flat, regions
 
 if TYPE_CHECKING:
     from ebbtide._offload.model import Model
@@ -28,6 +29,8 @@ NO_ADDRESS = (
     "this weight is offloaded and has no address of its own between uses: use it through its "
     "module, or take a copy (.clone())"
 )
+
+KEEPS_SIZE = "an offloaded weight keeps its size: assign a new parameter"
 
 
 class Piece:
@@ -238,7 +241,7 @@ class Parked(torch.Tensor):
         if func is aten.set_.source_Tensor or func._schema.name == "aten::set_":
             raise RuntimeError("an offloaded weight's memory is not replaced: assign to .data")
         if func._schema.name in ("aten::resize_", "aten::resize_as_"):
-            raise RuntimeError("an offloaded weight keeps its size: assign a new parameter")
+            raise RuntimeError(KEEPS_SIZE)
         if _is_view(func) and isinstance(args[0], Parked):
             return _views(func, args, kwargs)
         return _run(func, args, kwargs)
@@ -272,35 +275,40 @@ def _views(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class _Loaded:
-    """The values of parked tensors on the GPU, for one operator."""
+    """The values of parked tensors on the GPU, for one operator. Those that overlap do so here,
+    too: what it writes through one of them is to be seen through the others."""
 
-    def __init__(self) -> None:
-        self.regions: dict[tuple[int, int, int], torch.Tensor] = {}
+    def __init__(self, tensors: Iterable[Parked]) -> None:
+        parked = {id(t): t for t in tensors}
+        for t in parked.values():
+            t._piece.look()
+            model = t._piece.model and t._piece.model()
+            if model is not None:
+                model.touch(t._piece)
+        found = regions(parked.values(), lambda t: id(t._piece))
+        temporary: dict[int, torch.Tensor] = {}  # by region
+        self.values: dict[int, torch.Tensor] = {}
+        for key, t in parked.items():
+            piece, region = t._piece, found[key]
+            if id(region) not in temporary:
+                part = piece.host[region.low : region.high]
+                made = torch.empty(part.numel(), dtype=torch.uint8, device=piece.device)
+                temporary[id(region)] = made.copy_(part, non_blocking=True)
+            offset = t.storage_offset() - region.low // t.dtype.itemsize
+            self.values[key] = piece.view(
+                t.dtype, t.size(), t.stride(), offset, of=temporary[id(region)]
+            )
 
     def value(self, t: Any) -> Any:
-        if not isinstance(t, Parked):
-            return t
-        piece, item = t._piece, t.dtype.itemsize
-        piece.look()
-        model = piece.model and piece.model()
-        if model is not None:
-            model.touch(piece)
-        first, end = extent(t)
-        key = (id(piece), first * item, end * item)
-        found = self.regions.get(key)
-        if found is None:
-            part = piece.host[first * item : end * item]
-            found = torch.empty(part.numel(), dtype=torch.uint8, device=piece.device)
-            found.copy_(part, non_blocking=True)
-            self.regions[key] = found
-        return piece.view(t.dtype, t.size(), t.stride(), 0, of=found)
+        return self.values[id(t)] if isinstance(t, Parked) else t
 
     def write_back(self, t: Parked) -> None:
-        item = t.dtype.itemsize
-        first, end = extent(t)
-        found = self.regions[id(t._piece), first * item, end * item]
+        """Its elements: what lies between them may be another's, and written as well."""
+        value = self.values[id(t)]
+        if value.size() != t.size():
+            raise RuntimeError(KEEPS_SIZE)
         t._piece.before_write()
-        t._piece.host[first * item : end * item].copy_(found)
+        host_of(t, look=False).copy_(value)
         t._piece.changed()
 
 
@@ -308,25 +316,20 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Any other operator. Parked arguments are replaced by temporaries with their values; those
     that the schema marks as written are copied back, and the result names the weight, not the
     temporary."""
-    loaded = _Loaded()
-    written: list[Parked] = []
+    loaded = _Loaded(t for t in tree_leaves((args, kwargs)) if isinstance(t, Parked))
+    written: dict[int, Parked] = {}  # by temporary
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[i] if i < len(args) else kwargs.get(argument.name)
         for t in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(t, Parked):
-                written.append(t)
-    mapped = [tree_map(loaded.value, a) for a in args]
-    result = func(*mapped, **{k: tree_map(loaded.value, v) for k, v in kwargs.items()})
-    for t in written:
+                written[id(loaded.value(t))] = t
+    mapped, options = tree_map(loaded.value, (args, kwargs))
+    result = func(*mapped, **options)
+    for t in written.values():
         loaded.write_back(t)
-    if not written:
-        return result
-    by_pointer = {loaded.value(t).data_ptr(): t for t in written}
-    return tree_map(
-        lambda r: by_pointer.get(r.data_ptr(), r) if isinstance(r, torch.Tensor) else r, result
-    )
+    return tree_map(lambda r: written.get(id(r), r), result) if written else result
 
 
 def _copy(to: Parked, source: torch.Tensor, non_blocking: bool = False) -> Parked:
