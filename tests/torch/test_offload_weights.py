@@ -5,14 +5,195 @@ from __future__ import annotations
 
 import pytest
 import torch
-from offloaded import WIDTH, Pair, around, layers, x
+from offloaded import MIB, WIDTH, Pair, around, inside, layers, square, x
 from torch import nn
+
+import ebbtide
+
+
+def weights(model):
+    return {name: p for name, p in model.named_parameters() if p.nbytes > 64 << 10}
 
 
 def equal(p, q):
     """Values and all that says where they are."""
     assert (p.shape, p.stride(), p.dtype, p.device) == (q.shape, q.stride(), q.dtype, q.device)
     return torch.equal(p.detach().cpu(), q.detach().cpu())
+
+
+# ---- p.data = ... -------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_weights_that_are_exchanged_and_put_back_are_what_they_were(room):
+    """As an average of weights is tried out."""
+    pair = Pair(room, layers(6), more=30 * MIB)
+    torch.manual_seed(1)
+    average = {name: torch.randn_like(p) / 20 for name, p in pair.plain.named_parameters()}
+    before = pair.plain(pair.inputs)
+    kept = [{name: p.data for name, p in model.named_parameters()} for model in pair.both()]
+    for _ in range(2):
+        for model in pair.both():
+            for name, p in model.named_parameters():
+                p.data = average[name].clone()
+        assert pair.same() and not torch.equal(pair.plain(pair.inputs), before)
+        for model, backup in zip(pair.both(), kept, strict=True):
+            for name, p in model.named_parameters():
+                p.data = backup[name]
+        assert pair.same() and torch.equal(pair.plain(pair.inputs), before)
+    # What was put back is looked at by both.
+    for backup in kept:
+        backup["2.0.weight"].mul_(2)
+    assert pair.same()
+
+
+@torch.no_grad()
+def test_views_of_before_an_assignment_to_data_keep_the_old_values(either_room):
+    pair = Pair(either_room, layers(3))
+    values = torch.randn(WIDTH, WIDTH, device="cuda") / 20
+    seen = []
+    for model in pair.both():
+        p = model[1][0].weight
+        views = [p.data, p[3:5], p.t(), p.detach().view(-1)[7:]]
+        p.data = values.clone()
+        views[1].add_(1)
+        seen.append((views, p))
+    (ours, p), (plain, q) = seen
+    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+    assert torch.equal(p, q) and torch.equal(p, values) and not torch.equal(ours[0], p)
+    assert pair.same()
+
+
+@torch.no_grad()
+def test_what_has_been_given_out_keeps_the_old_values(either_room):
+    pair = Pair(either_room, layers(3))
+    for model in pair.both():
+        state = model.state_dict()
+        before = state["1.0.weight"].clone()
+        model[1][0].weight.data = torch.zeros(WIDTH, WIDTH, device="cuda")
+        assert torch.equal(state["1.0.weight"], before)
+    assert pair.same()
+
+
+class Tied(nn.Module):
+    """One parameter in two places, and another one over the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(square() for _ in range(4))
+        self.parts[1].weight = self.parts[0].weight
+        self.parts[2].weight = nn.Parameter(self.parts[0].weight.data)
+
+    def forward(self, h):
+        for part in self.parts:
+            h = part(h)
+        return h
+
+
+@torch.no_grad()
+def test_tied_weights_are_exchanged_together_and_those_of_the_same_memory_are_not(either_room):
+    pair = Pair(either_room, around(Tied()))
+    values = torch.randn(WIDTH, WIDTH, device="cuda") / 20
+    for model in pair.both():
+        a, b, c, _ = (part.weight for part in model[2].parts)
+        old = c.clone()
+        b.data = values.clone()
+        assert a is b and torch.equal(a, values) and torch.equal(c, old)
+    assert pair.same()
+    for model in pair.both():
+        a, b, c, _ = (part.weight for part in model[2].parts)
+        c.data = a.data
+        a.mul_(1.5)
+        assert torch.equal(a, c)
+    assert pair.same()
+
+
+@torch.no_grad()
+def test_an_assignment_to_data_in_a_hook_before_the_pass_is_seen(either_room):
+    pair = Pair(either_room, layers(5))
+
+    def exchange(module, args):
+        module.weight.data = module.weight.data.flip(0)
+
+    for model in pair.both():
+        model[3][0].register_forward_pre_hook(exchange)
+    for _ in range(3):
+        assert torch.equal(pair.model(pair.inputs), pair.plain(pair.inputs))
+
+
+@torch.no_grad()
+def test_a_weight_that_was_assigned_to_data_is_pinned(free_room):
+    model = layers(6)
+    free_room.offload(model, 8 * MIB)
+    model(x())
+    for p in weights(model).values():
+        p.data = torch.randn(WIDTH, WIDTH, device="cuda")
+    model(x())
+    mover = inside(model).mover
+    assert all(mover.pinned(p._piece.source) is not None for p in weights(model).values())
+
+
+def test_a_weight_that_is_emptied_and_filled_again(free_room):
+    pair = Pair(free_room, layers(3))
+    values = torch.randn(WIDTH, WIDTH, device="cuda") / 20
+    for model in pair.both():
+        model[1][0].weight.data = torch.empty(0, device="cuda")
+        assert model[1][0].weight.shape == (0,)
+        model[1][0].weight.data = values.clone()
+    assert pair.same()
+
+
+def test_a_weight_takes_the_values_of_what_is_assigned_to_its_data(free_room):
+    model = layers(3)
+    free_room.offload(model)
+    values = torch.zeros(WIDTH, WIDTH, device="cuda")
+    model[1][0].weight.data = values
+    values.fill_(3)
+    assert not model[1][0].weight.any()
+
+
+@pytest.mark.two_cards
+def test_a_weight_takes_the_values_of_one_of_another_card(free_room):
+    """A plain one would go there."""
+    pair, other = Pair(free_room, layers(3)), layers(3)
+    ebbtide.offload(other, "cuda:1")
+    for model in pair.both():
+        model[1][0].weight.data = other[1][0].weight.data.to(model[1][0].weight.device)
+    pair.model[2][0].weight.data = other[2][0].weight.data
+    pair.plain[2][0].weight.data = other[2][0].weight.data.to("cuda:0")
+    assert {p.device.index for p in pair.model.parameters()} == {0}
+    assert pair.same()
+
+
+def test_data_of_every_kind(free_room):
+    pair = Pair(free_room, around(Complex()))
+    values = torch.randn(WIDTH, WIDTH, device="cuda", dtype=torch.complex64) / 20
+    new = {
+        "transposed": lambda p: values.t(),
+        "conjugate": lambda p: values.conj(),
+        "on the host": lambda p: values.to(p.device if p.device != values.device else "cpu"),
+        "a part of a larger one": lambda p: torch.cat([values, values])[5 : WIDTH + 5],
+    }
+    for how, make in new.items():
+        for model in pair.both():
+            p = model[2].weight
+            made = make(p)
+            p.data = made.cuda() if model is pair.plain else made
+            assert torch.equal(p.detach().resolve_conj(), made.cuda().resolve_conj()), how
+        assert pair.same()
+    with torch.inference_mode():
+        for model in pair.both():
+            model[2].weight.data = values * 2
+    assert pair.same()
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex64) / 20)
+
+    def forward(self, h):
+        return (h.to(torch.complex64) @ self.weight.conj()).real
 
 
 # ---- one operator, several views ----------------------------------------------------------------
@@ -99,6 +280,7 @@ def test_what_an_operator_gives_back_is_what_it_was_given(free_room):
     assert pair.same()
 
 
+@pytest.mark.filterwarnings("ignore:An output")
 def test_what_changes_the_size_raises(free_room):
     pair = Pair(free_room, layers(3))
     p = pair.model[1][0].weight

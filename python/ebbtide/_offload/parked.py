@@ -161,20 +161,16 @@ class Parked(torch.Tensor):
     def data(self, new: torch.Tensor) -> None:
         if not isinstance(new, torch.Tensor):
             raise TypeError(f"data is a tensor, not {new!r}")
-        if (new.shape, new.dtype) == (self.shape, self.dtype) and not isinstance(new, Parked):
+        same = (new.shape, new.dtype) == (self.shape, self.dtype)
+        if same and new.device.type == "cpu" and _moving():
             with torch.no_grad():
                 self.copy_(new)
             model = self._piece.model and self._piece.model()
-            if model is not None and new.device.type == "cpu" and _moving():
+            if model is not None:
                 model.move_away(self)
             return
-        old = self._piece
-        piece, geometry = _bytes_of(new, self.device)
-        torch.Tensor.data.__set__(self, park(piece, *geometry))
-        self._piece = piece
-        model = old.model and old.model()
-        if model is not None:
-            model.dirty()
+        # Whoever has looked at its memory goes on to see that, and not what comes now.
+        _look_at(self, *_bytes_of(new, self.device))
 
     def data_ptr(self) -> Any:
         return Address(self)
@@ -208,10 +204,7 @@ class Parked(torch.Tensor):
             memo[id(self._piece)] = piece
         copied = park(
             piece,
-            self.dtype,
-            self.size(),
-            self.stride(),
-            self.storage_offset(),
+            *_geometry(self),
             parameter=self._is_param,
             requires_grad=self.requires_grad,
         )
@@ -252,6 +245,16 @@ def _moving() -> bool:
     return sys._getframe(2).f_code is torch.nn.Module._apply.__code__
 
 
+def _look_at(tensor: Parked, piece: Piece, geometry: tuple[Any, ...]) -> None:
+    """Let it be over other bytes, or in another way over the same."""
+    old = tensor._piece
+    torch.Tensor.data.__set__(tensor, park(piece, *geometry))
+    tensor._piece = piece
+    model = old.model and old.model()
+    if model is not None:
+        model.dirty()
+
+
 def _is_view(func: Any) -> bool:
     returns = func._schema.returns
     return bool(returns) and all(
@@ -269,7 +272,7 @@ def _views(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def parked(t: Any) -> Any:
         if not isinstance(t, torch.Tensor):
             return t
-        return park(base._piece, t.dtype, t.size(), t.stride(), t.storage_offset())
+        return park(base._piece, *_geometry(t))
 
     return tree_map(parked, func(meta, *args[1:], **kwargs))
 
@@ -369,14 +372,20 @@ def _bytes_of(
     tensor: torch.Tensor, device: torch.device, fresh: bool = False
 ) -> tuple[Piece, tuple[Any, ...]]:
     """The piece of a tensor's values, a copy unless it is fresh, and where in it they are."""
-    if isinstance(tensor, Parked):
-        geometry = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
-        return tensor._piece, geometry
-    values = tensor.detach() if fresh else tensor.detach().to("cpu", copy=True)
+    if isinstance(tensor, Parked) and tensor.device == device:
+        return tensor._piece, _geometry(tensor)
+    values = tensor.detach()
+    if not fresh:
+        values = values.to("cpu", copy=True).resolve_conj().resolve_neg()
     first, end = extent(values)
     item = values.dtype.itemsize
     part = flat(values.untyped_storage(), first * item, end * item)
     return Piece(part, device), (values.dtype, values.size(), values.stride(), 0)
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where in its memory a tensor is, as park() takes it."""
+    return tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
 
 
 def park(
@@ -423,4 +432,4 @@ def host_of(tensor: Parked, look: bool = True) -> torch.Tensor:
     """The values of a parked tensor where they are, on the host."""
     if look:
         tensor._piece.look()
-    return tensor._piece.view(tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+    return tensor._piece.view(*_geometry(tensor))
