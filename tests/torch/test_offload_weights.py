@@ -187,6 +187,9 @@ def test_data_of_every_kind(free_room):
     assert pair.same()
 
 
+# ---- other ways to look at it -------------------------------------------------------------------
+
+
 class Complex(nn.Module):
     def __init__(self):
         super().__init__()
@@ -194,6 +197,32 @@ class Complex(nn.Module):
 
     def forward(self, h):
         return (h.to(torch.complex64) @ self.weight.conj()).real
+
+
+CONJUGATES = {
+    "conj": lambda p: p.conj(),
+    "mH": lambda p: p.mH,
+    "H": lambda p: p.H,
+    "of a part": lambda p: p[3:9].conj(),
+    "adjoint": lambda p: p.adjoint()[2],
+    "conj twice": lambda p: p.conj().conj(),
+    "negative": lambda p: torch._neg_view(p),
+    "of a conjugate": lambda p: p.conj().imag,
+    "imag": lambda p: p.imag,
+    "as real": lambda p: torch.view_as_real(p),
+}
+
+
+@pytest.mark.parametrize("how", CONJUGATES)
+@pytest.mark.parametrize("grad", [False, True])
+def test_conjugates_of_a_weight(free_room, how, grad):
+    pair = Pair(free_room, around(Complex()))
+    with torch.set_grad_enabled(grad):
+        a, b = (CONJUGATES[how](model[2].weight) for model in pair.both())
+        assert torch.equal((a + 0).resolve_conj(), (b + 0).resolve_conj())
+        assert torch.equal(a.cpu().resolve_conj(), b.cpu().resolve_conj())
+        assert torch.equal(a.clone().resolve_conj(), b.clone().resolve_conj())
+    assert pair.same()
 
 
 # ---- one operator, several views ----------------------------------------------------------------

@@ -265,16 +265,20 @@ def _is_view(func: Any) -> bool:
 def _views(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Where in the weight the result is: asked of a tensor without memory, of the same shape."""
     base = args[0]
-    storage = torch.UntypedStorage(base._piece.nbytes, device="meta")
-    meta = torch.empty(0, dtype=base.dtype, device="meta")
-    meta.set_(storage, base.storage_offset(), base.size(), base.stride())
 
     def parked(t: Any) -> Any:
-        if not isinstance(t, torch.Tensor):
-            return t
-        return park(base._piece, *_geometry(t))
+        return park(base._piece, *_geometry(t)) if isinstance(t, torch.Tensor) else t
 
-    return tree_map(parked, func(meta, *args[1:], **kwargs))
+    made = func(_without_memory(base), *args[1:], **kwargs)
+    if any(t.is_conj() or t.is_neg() for t in tree_leaves(made) if isinstance(t, torch.Tensor)):
+        return _run(func, args, kwargs)  # bytes that are read otherwise than the weight's
+    return tree_map(parked, made)
+
+
+def _without_memory(tensor: Parked) -> torch.Tensor:
+    storage = torch.UntypedStorage(tensor._piece.nbytes, device="meta")
+    meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+    return meta.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 class _Loaded:
