@@ -225,6 +225,53 @@ def test_conjugates_of_a_weight(free_room, how, grad):
     assert pair.same()
 
 
+IN_PLACE = {
+    "unsqueeze_": lambda t: t.unsqueeze_(0),
+    "squeeze_": lambda t: t.unsqueeze_(1).squeeze_(1),
+    "t_": lambda t: t.t_(),
+    "transpose_": lambda t: t.transpose_(0, 1),
+    "swapaxes_": lambda t: t.swapaxes_(0, 1),
+    "swapdims_": lambda t: t.swapdims_(0, 1),
+    "as_strided_": lambda t: t.as_strided_((3, 5), (7, 2), 11),
+    "of a part": lambda t: t[4:9].t_(),
+    "detach_": lambda t: t.detach_(),
+}
+
+
+@pytest.mark.parametrize("how", IN_PLACE)
+def test_views_in_place(free_room, how):
+    pair = Pair(free_room, layers(3))
+    made = []
+    for model in pair.both():
+        t = model[1][0].weight.detach()
+        result = IN_PLACE[how](t)
+        made.append((t, result))
+        with torch.no_grad():
+            result.mul_(2)
+    (t, result), (u, expected) = made
+    assert equal(t, u) and equal(result, expected)
+    assert (result is t) == (expected is u)
+    assert pair.same()
+
+
+@torch.no_grad()
+def test_a_weight_that_is_transposed_in_place(either_room):
+    pair = Pair(either_room, layers(5))
+    for model in pair.both():
+        model[3][0].weight.t_()
+        model[1][0].weight.data.t_()  # of another tensor
+    assert equal(pair.model[3][0].weight, pair.plain[3][0].weight)
+    assert pair.same()
+
+
+def test_a_view_in_place_beyond_its_memory_raises(free_room):
+    pair = Pair(free_room, layers(3))
+    p = pair.model[1][0].weight
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        p.detach().as_strided_((WIDTH, WIDTH + 1), (WIDTH, 1))
+    assert p.shape == (WIDTH, WIDTH) and pair.same()
+
+
 # ---- one operator, several views ----------------------------------------------------------------
 
 

@@ -235,6 +235,8 @@ class Parked(torch.Tensor):
             raise RuntimeError("an offloaded weight's memory is not replaced: assign to .data")
         if func._schema.name in ("aten::resize_", "aten::resize_as_"):
             raise RuntimeError(KEEPS_SIZE)
+        if torch.Tag.inplace_view in func.tags and isinstance(args[0], Parked):
+            return _view_in_place(func, args, kwargs)
         if _is_view(func) and isinstance(args[0], Parked):
             return _views(func, args, kwargs)
         return _run(func, args, kwargs)
@@ -273,6 +275,15 @@ def _views(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(t.is_conj() or t.is_neg() for t in tree_leaves(made) if isinstance(t, torch.Tensor)):
         return _run(func, args, kwargs)  # bytes that are read otherwise than the weight's
     return tree_map(parked, made)
+
+
+def _view_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Parked:
+    """It is itself in another place of the weight from now on (t_(), unsqueeze_())."""
+    tensor = args[0]
+    geometry = _geometry(func(_without_memory(tensor), *args[1:], **kwargs))
+    if geometry != _geometry(tensor):
+        _look_at(tensor, tensor._piece, geometry)
+    return tensor
 
 
 def _without_memory(tensor: Parked) -> torch.Tensor:
