@@ -365,3 +365,45 @@ def test_what_changes_the_size_raises(free_room):
     with pytest.raises(RuntimeError, match="keeps its size"):
         torch.add(x()[0, :3], 1, out=p.detach())
     assert p.shape == (WIDTH, WIDTH) and pair.same()
+
+
+# ---- exchanged as a whole -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def swaps():
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@torch.no_grad()
+def test_another_dtype_where_parameters_are_swapped(room, swaps):
+    pair = Pair(room, layers(6))
+    for dtype in (torch.float16, torch.float64, torch.float32):
+        for model in pair.both():
+            model.to(dtype)
+        assert {p.dtype for p in pair.model.parameters()} == {dtype}
+        assert pair.same()
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@torch.no_grad()
+def test_loading_a_state_dict_where_parameters_are_swapped(either_room, swaps, assign):
+    pair = Pair(either_room, layers(4))
+    state = {name: torch.randn_like(t) / 20 for name, t in pair.plain.state_dict().items()}
+    for model in pair.both():
+        model.load_state_dict({n: t.clone() for n, t in state.items()}, assign=assign)
+    assert pair.same()
+
+
+@torch.no_grad()
+def test_weights_that_are_swapped_by_hand(either_room):
+    pair = Pair(either_room, layers(4))
+    for model in pair.both():
+        torch.utils.swap_tensors(model[1][0].weight, model[3][0].weight)
+    assert pair.same()
+    values = torch.randn(WIDTH, WIDTH, device="cuda") / 20
+    for model in pair.both():
+        torch.utils.swap_tensors(model[2][0].weight, nn.Parameter(values.clone()))
+    assert pair.same()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,6 +97,10 @@ class Piece:
 
     def _end_loan(self) -> None:
         self.loan = None
+        self.replaced()
+
+    def replaced(self) -> None:
+        """It is in another place, or a weight that was here is: its model is planned anew."""
         model = self.model and self.model()
         if model is not None:
             model.dirty()
@@ -172,6 +177,15 @@ class Parked(torch.Tensor):
         # Whoever has looked at its memory goes on to see that, and not what comes now.
         _look_at(self, *_bytes_of(new, self.device))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """torch.utils.swap_tensors(), which .half() may call and load_state_dict(), exchanges what
+        two tensors are, attribute by attribute: nobody else tells that a weight is another one."""
+        if name == "__dict__":
+            for content in (self.__dict__, value):
+                if "_piece" in content:
+                    content["_piece"].replaced()
+        super().__setattr__(name, value)
+
     def data_ptr(self) -> Any:
         return Address(self)
 
@@ -244,7 +258,10 @@ class Parked(torch.Tensor):
 
 def _moving() -> bool:
     """Whether it is nn.Module, in .cpu() or .to(), that assigns to a weight's .data."""
-    return sys._getframe(2).f_code is torch.nn.Module._apply.__code__
+    frame: FrameType | None = sys._getframe(2)
+    if frame is not None and frame.f_code is Parked.__setattr__.__code__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is torch.nn.Module._apply.__code__
 
 
 def _look_at(tensor: Parked, piece: Piece, geometry: tuple[Any, ...]) -> None:
@@ -252,9 +269,7 @@ def _look_at(tensor: Parked, piece: Piece, geometry: tuple[Any, ...]) -> None:
     old = tensor._piece
     torch.Tensor.data.__set__(tensor, park(piece, *geometry))
     tensor._piece = piece
-    model = old.model and old.model()
-    if model is not None:
-        model.dirty()
+    old.replaced()
 
 
 def _is_view(func: Any) -> bool:
