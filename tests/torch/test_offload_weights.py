@@ -3,6 +3,8 @@ write through several views at once, copy them. As with a plain model, to the bi
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from offloaded import MIB, WIDTH, Pair, around, inside, layers, square, x
@@ -406,4 +408,47 @@ def test_weights_that_are_swapped_by_hand(either_room):
     values = torch.randn(WIDTH, WIDTH, device="cuda") / 20
     for model in pair.both():
         torch.utils.swap_tensors(model[2][0].weight, nn.Parameter(values.clone()))
+    assert pair.same()
+
+
+# ---- copies, and the thing itself ---------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_shallow_copy_of_a_weight_looks_at_the_same_memory(free_room):
+    pair = Pair(free_room, layers(3))
+    copies = []
+    for model in pair.both():
+        p = model[1][0].weight
+        p.requires_grad_(False)
+        p.note = ["said"]
+        q, part = copy.copy(p), copy.copy(p[2:4])
+        assert q is not p and isinstance(q, nn.Parameter) and not isinstance(part, nn.Parameter)
+        assert q.requires_grad is False and q.note is p.note and q.data_ptr() == p.data_ptr()
+        q.add_(1)
+        part.mul_(2)
+        copies.append((q, part))
+    assert all(equal(a, b) for a, b in zip(*copies, strict=True))
+    assert pair.same()
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(WIDTH, WIDTH))
+
+    def forward(self, h):
+        return h @ self.table
+
+
+def test_a_state_dict_of_variables_has_the_parameters_themselves(either_room):
+    pair = Pair(either_room, around(Table()))
+    for model in pair.both():
+        state = model.state_dict(keep_vars=True)
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        assert set(state) == set(named)
+        assert all(state[name] is named[name] for name in named)
+        with torch.no_grad():
+            for p in state.values():
+                p.mul_(1.5)
     assert pair.same()

@@ -52,11 +52,13 @@ def unhook_state(modules: Iterable[nn.Module]) -> None:
 
 
 def _real_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """state_dict() gives the values: where they are, on the host."""
+    """state_dict() gives the values: where they are, on the host. With keep_vars=True it gives the
+    parameters and buffers themselves, and so they stay."""
     for key in (*module._parameters, *module._buffers):
         name = prefix + key
         value = state.get(name)
-        if isinstance(value, Parked):
+        themselves = value is module._buffers.get(key)
+        if isinstance(value, Parked) and not (value._is_param or themselves):
             piece = value._piece
             piece.handed = True
             model = piece.model and piece.model()

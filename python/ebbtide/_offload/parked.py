@@ -209,6 +209,17 @@ class Parked(torch.Tensor):
     def share_memory_(self) -> Any:
         raise RuntimeError("an offloaded weight cannot be shared between processes")
 
+    def __copy__(self) -> Parked:
+        """Another tensor over the same bytes, as a plain one's copy is."""
+        copied = park(
+            self._piece,
+            *_geometry(self),
+            parameter=self._is_param,
+            requires_grad=self.requires_grad,
+        )
+        copied.__dict__.update(self.__dict__)
+        return copied
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Parked:
         if id(self) in memo:
             return memo[id(self)]
