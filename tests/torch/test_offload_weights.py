@@ -452,3 +452,36 @@ def test_a_state_dict_of_variables_has_the_parameters_themselves(either_room):
             for p in state.values():
                 p.mul_(1.5)
     assert pair.same()
+
+
+class Kind(torch.Tensor):
+    """A tensor that is more than its memory, or may be."""
+
+
+class Kinds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.a.weight = self.b.weight = nn.Parameter(torch.randn(WIDTH, WIDTH).as_subclass(Kind))
+
+    def forward(self, h):
+        return self.b(self.a(h)).as_subclass(torch.Tensor)
+
+
+def test_tied_weights_that_are_more_than_their_memory_stay_tied(either_room):
+    made = []
+    for _ in range(2):  # PyTorch does not copy such ones
+        torch.manual_seed(1)
+        made.append(around(Kinds()))
+    model, plain = made[0], made[1].cuda()
+    with pytest.warns(UserWarning, match="cannot page"):
+        either_room.offload(model, 8 * MIB)
+    for each in (model, plain):
+        weight = each[2].a.weight
+        assert weight is each[2].b.weight and weight.is_cuda
+        assert isinstance(weight, Kind) and isinstance(weight, nn.Parameter)
+        with torch.no_grad():
+            weight.mul_(2)
+    inputs = x()
+    with torch.no_grad():
+        assert all(torch.equal(model(inputs), plain(inputs)) for _ in range(3))

@@ -264,6 +264,8 @@ class Weights:
 
     def keep_the_rest(self, owners: set[nn.Module]) -> None:
         """What is not parked goes to the GPU. That ends what survey() has begun."""
+        # Those that become another tensor, which it is, and what is held so that nothing else is at
+        # its address: what is in several places is one tensor in all of them.
         others: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for module, name in list(self.names.items()):
             for place, key, tensor, buffer in list(self._places(module)):
@@ -272,7 +274,7 @@ class Weights:
                 if isinstance(tensor, Parked):
                     self._bring(place, key, tensor, others)
                 else:
-                    self._keep(place, key, tensor, f"{name}.{key}" if name else key)
+                    self._keep(place, key, tensor, f"{name}.{key}" if name else key, others)
             if module not in owners:
                 recurrent.give_back(module)
         self.regions, self.tied, self.left_alone = {}, set(), set()
@@ -284,8 +286,7 @@ class Weights:
         parked: Parked,
         others: dict[int, tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
-        """A weight that was parked is a tensor of the GPU. `others`: those for which it is another
-        one, and which."""
+        """A weight that was parked is a tensor of the GPU."""
         if id(parked) not in others:
             with torch.no_grad():
                 plain = torch.empty_like(host_of(parked), device=self.torch_device)
@@ -298,7 +299,14 @@ class Weights:
                 others[id(parked)] = (plain, parked)
         place[key] = others[id(parked)][0]
 
-    def _keep(self, place: Any, key: Any, tensor: torch.Tensor, name: str) -> None:
+    def _keep(
+        self,
+        place: Any,
+        key: Any,
+        tensor: torch.Tensor,
+        name: str,
+        others: dict[int, tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
         """A tensor that does not page is on the GPU, once and for all."""
         if tensor.device.type == "meta":
             raise ValueError(f"{name} has no values (it is on the meta device): load them first")
@@ -314,10 +322,12 @@ class Weights:
                 "stay on the GPU",
                 stacklevel=4,
             )
-        moved = tensor.to(self.torch_device)
-        if isinstance(tensor, nn.Parameter) and not isinstance(moved, nn.Parameter):
-            moved = nn.Parameter(moved, tensor.requires_grad)
-        place[key] = moved
+        if id(tensor) not in others:
+            moved = tensor.to(self.torch_device)
+            if isinstance(tensor, nn.Parameter) and not isinstance(moved, nn.Parameter):
+                moved = nn.Parameter(moved, tensor.requires_grad)
+            others[id(tensor)] = (moved, tensor)
+        place[key] = others[id(tensor)][0]
 
     # ---- what the model writes -------------------------------------------------------------------
 
