@@ -485,3 +485,103 @@ def test_tied_weights_that_are_more_than_their_memory_stay_tied(either_room):
     inputs = x()
     with torch.no_grad():
         assert all(torch.equal(model(inputs), plain(inputs)) for _ in range(3))
+
+
+# ---- inference mode -----------------------------------------------------------------------------
+
+
+class Head(nn.Module):
+    """Reads a weight outside of its unit, in another dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(1000, WIDTH)
+        self.body = layers(4)
+
+    def forward(self, h):
+        return nn.functional.linear(self.body(h).bfloat16(), self.table.weight.to(torch.bfloat16))
+
+
+READS = {
+    "contiguous": lambda w: w.t().contiguous(),
+    "reshape": lambda w: w.t().reshape(-1),
+    "flatten": lambda w: w.t().flatten(),
+    "half": lambda w: w.half(),
+    "to": lambda w: w.to(torch.float64),
+    "to cpu": lambda w: w.to("cpu"),
+    "to itself": lambda w: w.to("cuda"),
+    "matmul": lambda w: w @ w.t(),
+    "chunk": lambda w: torch.cat(w.chunk(3)[::-1]),
+    "clone": lambda w: w.clone(),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("how", READS)
+def test_weights_are_read_in_every_mode(free_room, mode, how):
+    pair = Pair(free_room, layers(3))
+    with mode():
+        ours, plain = (READS[how](model[1][0].weight) for model in pair.both())
+    assert equal(ours, plain)
+
+
+def test_weights_read_outside_of_their_unit_in_inference_mode(room):
+    model, inputs = Head(), x()
+    plain = copy.deepcopy(model).cuda()
+    room.offload(model, 30 * MIB)
+    with torch.inference_mode():
+        for _ in range(4):
+            assert torch.equal(model(inputs), plain(inputs))
+        for each in (model, plain):
+            each.cuda().half()
+        for _ in range(3):
+            assert torch.equal(model(inputs.half()), plain(inputs.half()))
+    assert torch.equal(model.table.weight.cpu(), plain.table.weight.cpu())
+
+
+# ---- gradients ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_wants_a_gradient_says_so_while_it_is_used(room, grad):
+    """PyTorch's operators choose their kernels by it."""
+    model = nn.Transformer(WIDTH, 8, 1, 1, WIDTH, batch_first=True).eval()
+    inputs = torch.randn(2, 3, WIDTH, device="cuda")
+    plain = copy.deepcopy(model).cuda()
+    room.offload(model, 60 * MIB)
+    with torch.set_grad_enabled(grad):
+        for wanted in (True, False, True):
+            for each in (model, plain):
+                each.requires_grad_(wanted)
+            for _ in range(3):
+                assert torch.equal(model(inputs, inputs), plain(inputs, inputs))
+
+
+# ---- weights of two models ----------------------------------------------------------------------
+
+
+def test_a_weight_of_two_models(room):
+    """Both see what is written to it, and one goes on when the other is restored or gone."""
+    one, other = layers(4), layers(4)
+    other[2][0].weight = one[1][0].weight
+    plain = [copy.deepcopy(m).cuda() for m in (one, other)]
+    inputs = x()
+    handle = room.offload(one, 30 * MIB)
+    room.offload(other, 60 * MIB)
+
+    def same(*models):
+        return all(torch.equal(m(inputs), p(inputs)) for m, p in models for _ in range(3))
+
+    with torch.no_grad():
+        both = [(one, plain[0]), (other, plain[1])]
+        assert same(*both)
+        one[1][0].weight.mul_(2)
+        plain[0][1][0].weight.mul_(2)
+        plain[1][2][0].weight.mul_(2)
+        assert same(*both)
+        handle.restore()
+        assert all(type(p) is nn.Parameter for p in one.parameters())
+        assert same((other, plain[1])) and same((one.cuda(), plain[0]))
+        other[2][0].weight.fill_(0.01)
+        plain[1][2][0].weight.fill_(0.01)
+        assert same((other, plain[1]))

@@ -166,7 +166,7 @@ class Weights:
                         parked_by[id(tensor)] = (parked, tensor)
                     if place[key] is not parked:
                         place[key] = parked
-                    parked._piece.model = weakref.ref(model)
+                    parked._piece.models.add(model)
                     bindings.append(Binding(module, place, key, full, parked))
                 recurrent.take(module)
                 bindings += self._in_lists(module, bindings)
@@ -376,9 +376,9 @@ class Weights:
                     found.setdefault((id(place), key), (place, key, tensor))
         return [entry for entry in found.values() if isinstance(entry[2], Parked)]
 
-    def give_back(self, device: torch.device) -> None:
+    def give_back(self, device: torch.device, model: Model) -> None:
         """Plain tensors again, in the places of all that are parked. If there is no room for them
-        nothing is changed."""
+        nothing is changed. What is another model's, too, stays parked for that one."""
         everywhere = self._parked()
         pieces = {id(parked._piece): parked._piece for _, _, parked in everywhere}
         done = {key: piece.host.to(device, copy=True) for key, piece in pieces.items()}
@@ -401,9 +401,13 @@ class Weights:
             )
             plain = _as_it_was(parked, plain)
             try:
+                if any(other is not model for other in piece.models):
+                    raise RuntimeError
                 torch.utils.swap_tensors(parked, plain)
             except RuntimeError:
                 place[key] = others[id(parked)] = plain
+        for piece in pieces.values():
+            piece.models.discard(model)
         self.bindings = []
         for module in list(self.names):
             places.give_back(module)

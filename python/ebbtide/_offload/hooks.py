@@ -61,8 +61,7 @@ def _real_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata
         if isinstance(value, Parked) and not (value._is_param or themselves):
             piece = value._piece
             piece.handed = True
-            model = piece.model and piece.model()
-            if model is not None and id(piece) not in model.handed:
+            for model in list(piece.models):
                 model.handed[id(piece)] = piece
                 model.watch()
             state[name] = host_of(value)

@@ -747,7 +747,7 @@ class Model:
 
     def _give_all_back(self, device: torch.device) -> None:
         self.drop_loads()
-        self.weights.give_back(device)
+        self.weights.give_back(device, self)
         hooks.unhook_state(list(self.weights.names))
         self._part_with_units()  # somebody may hold a gate, and must not hold all of it by that
         for gate in list(self.gates):
@@ -756,6 +756,12 @@ class Model:
         self.vbar = None
 
     # ---- changes ---------------------------------------------------------------------------------
+
+    def wants(self, parked: Parked) -> None:
+        """Whether a weight is to have a gradient has changed."""
+        with self.lock:
+            for unit in self.units:
+                unit.wants(parked, parked.requires_grad)
 
     def forget(self, piece: Piece) -> None:
         """A weight has other values now."""

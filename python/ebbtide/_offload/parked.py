@@ -43,7 +43,7 @@ class Piece:
         "handed",
         "host",
         "loan",
-        "model",
+        "models",
         "nbytes",
         "version",
     )
@@ -52,7 +52,7 @@ class Piece:
         self.host = _apart(host)  # bytes, one dimension
         self.nbytes = host.numel()
         self.device = device
-        self.model: weakref.ref[Model] | None = None
+        self.models: weakref.WeakSet[Model] = weakref.WeakSet()  # whose weight it is
         self.handed = False  # views of it have been given out
         self.loan: Any = None  # a file's: not to be written
         self.version = self.host._version
@@ -101,15 +101,13 @@ class Piece:
 
     def replaced(self) -> None:
         """It is in another place, or a weight that was here is: its model is planned anew."""
-        model = self.model and self.model()
-        if model is not None:
+        for model in list(self.models):
             model.dirty()
 
     def changed(self) -> None:
         """Its bytes are others: no copy of them counts."""
         self.version = self.host._version
-        model = self.model and self.model()
-        if model is not None:
+        for model in list(self.models):
             model.forget(self)
 
     def look(self) -> None:
@@ -170,12 +168,25 @@ class Parked(torch.Tensor):
         if same and new.device.type == "cpu" and _moving():
             with torch.no_grad():
                 self.copy_(new)
-            model = self._piece.model and self._piece.model()
-            if model is not None:
+            for model in list(self._piece.models):
                 model.move_away(self)
             return
         # Whoever has looked at its memory goes on to see that, and not what comes now.
         _look_at(self, *_bytes_of(new, self.device))
+
+    @property
+    def requires_grad(self) -> bool:
+        return torch.Tensor.requires_grad.__get__(self)
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        torch.Tensor.requires_grad.__set__(self, wanted)
+        for model in list(self._piece.models):
+            model.wants(self)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Parked:
+        self.requires_grad = requires_grad
+        return self
 
     def __setattr__(self, name: str, value: Any) -> None:
         """torch.utils.swap_tensors(), which .half() may call and load_state_dict(), exchanges what
@@ -250,6 +261,12 @@ class Parked(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        # In inference mode operators come as they are called, before they are made of others: one
+        # that may give a view, or a copy (.contiguous(), .to()), is neither yet.
+        if torch.is_inference_mode_enabled() and func._can_decompose():
+            made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
         if func is aten.copy_.default and isinstance(args[0], Parked):
             return _copy(*args)
         if func is aten._to_copy.default:
@@ -326,8 +343,7 @@ class _Loaded:
         parked = {id(t): t for t in tensors}
         for t in parked.values():
             t._piece.look()
-            model = t._piece.model and t._piece.model()
-            if model is not None:
+            for model in list(t._piece.models):
                 model.touch(t._piece)
         found = regions(parked.values(), lambda t: id(t._piece))
         temporary: dict[int, torch.Tensor] = {}  # by region
