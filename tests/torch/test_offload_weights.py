@@ -582,6 +582,7 @@ def test_a_weight_of_two_models(room):
         handle.restore()
         assert all(type(p) is nn.Parameter for p in one.parameters())
         assert same((other, plain[1])) and same((one.cuda(), plain[0]))
+        assert all(type(p) is nn.Parameter for p in one.parameters())
         other[2][0].weight.fill_(0.01)
         plain[1][2][0].weight.fill_(0.01)
         assert same((other, plain[1]))
