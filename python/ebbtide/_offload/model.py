@@ -365,6 +365,7 @@ class Model:
             piece.look()
         if not self.tracking and not self.unclean:
             return
+        self.station.begins(self)
         if self.unclean and not self._busy():
             self.plan()
         self.called = []

@@ -38,6 +38,7 @@ class Share:
         self.left = 0  # bytes that tensors did not need
         self.room = 0  # bytes for weights that stay
         self.likely = 0  # about the same, as can be said while a pass is being learned from
+        self.idle = 0  # passes that other models have begun since its own last one
         self.cautious = 0  # times that nothing is to stay
         self._outlook = b""  # what it depends on, at the last look,
         self._seen: object = None  # and what else was found then,
@@ -183,7 +184,7 @@ class Share:
             self._outlook = outlook
             station.see_ring()
         own = self.largest, self.need, self.small, self.firm, self.lowest
-        seen = outlook, own, learning, station.ring, len(station.models)
+        seen = outlook, own, learning, station.ring, len(station.models), len(station.active())
         self._same = self._same + 1 if seen == self._seen else 0
         self._seen = seen
         # A ring that others left no room for may be had by now: that is tried, now and then.

@@ -20,6 +20,7 @@ GRAIN = 2 << 20  # memory comes in pieces of this size
 # A unit is brought in about so many parts, so that a part of the ring is used, too. Each costs the
 # host some microseconds, which small layers have not got to spare.
 CHUNKS = 8
+IDLE = 8  # passes of others, after which a model is one that does not run: nothing is held for it
 
 
 class Station:
@@ -62,6 +63,19 @@ class Station:
         if len(self.models) < 2:
             return False
         return any(other.running.depth for other in list(self.models) if other is not model)
+
+    def begins(self, model: Model) -> None:
+        """A pass of a model, or what would be one."""
+        for other in list(self.models):
+            other.share.idle += 1
+        model.share.idle = 0
+
+    def active(self) -> list[Model]:
+        """The models that run, as far as is seen: not those that have not for a while, for which
+        the ring need have no room. Where many take turns, a while is longer."""
+        models = list(self.models)
+        most = max(IDLE, 2 * len(models))
+        return [m for m in models if m.share.idle < most or m.running.depth]
 
     def crowd(self) -> None:
         """Of several passes under way at once each has a unit in the ring."""
@@ -108,13 +122,13 @@ class Station:
 
     def trim(self) -> None:
         """Nothing passes through the ring if every model fits."""
-        if all(model.share.fits for model in list(self.models)):
+        if all(model.share.fits for model in self.active()):
             self.set_ring(0)
 
     def fit_ring(self) -> None:
         """Between passes: a limit that was lowered, or tensors that have grown, make it smaller;
         more room makes it larger."""
-        most = max((m.share.ring_size() for m in list(self.models)), default=0)
+        most = max((m.share.ring_size() for m in self.active()), default=0)
         self.see_ring()
         if self.ring > most:
             self.set_ring(most)
@@ -127,7 +141,7 @@ class Station:
         """A ring as large as its models want it, or as there is room for beside PyTorch's tensors,
         and at least as one unit: whether it is larger now. What is in it has to come again then, so
         that is not tried without a prospect."""
-        models = list(self.models)
+        models = self.active()
         wanted = max((m.share.ring_size() for m in models), default=0)
         self.see_ring()
         if self.ring >= wanted:
@@ -178,6 +192,8 @@ class Station:
             whole = load.whole or load.advance(self.mover, unit, demand)
         if not whole and demand and model is not None and unit.bytes - unit.resident > self.ring:
             model.share.whole_ring()  # less is resident than there was
+        if not whole and demand and model is not None:
+            model.share.idle = 0  # its pass began before it was seen that something has to come
         # Between passes the ring is made as large as it should be.
         if not whole and (demand or not self.ring) and self.want_ring():
             load = unit.load
