@@ -23,6 +23,7 @@ from ebbtide import _attach, _core
 from ebbtide._offload import hooks, layout, outside, units
 from ebbtide._offload.adopt import Weights
 from ebbtide._offload.gates import Gate, Keep
+from ebbtide._offload.learned import Patience
 from ebbtide._offload.order import Sequence_
 from ebbtide._offload.parked import Parked, Piece
 from ebbtide._offload.share import Share
@@ -37,7 +38,7 @@ MOST, AGAIN = 0.45, 0.1
 FINE = 2 << 30  # bytes of a model up to which it comes and goes by small pages
 PREFETCH = 2  # units at most that the ring has room for
 TRIES = 8  # passes after which is tried whether more can stay, where nothing tells that it can
-STRANGE = 3  # passes in another order, each time, after which the layout is thought over
+STRANGE = 3  # passes, each in an order of its own, after which the layout is thought over
 
 
 class Model:
@@ -83,7 +84,7 @@ class Model:
         self.calls: list[str] = list(order or ())  # in which order modules are called
         self.called: list[str] = []  # in this pass
         self.leaving: set[int] = set()  # weights that were told to go to the CPU
-        self.strange = 0  # passes in a row that were not as the one before
+        self.strange = Patience(STRANGE)  # with passes that are not as any of those before
         self.touched: set[int] = set()  # pieces that were read outside of their units
         # Modules own their gates, and these own this: so nothing here may keep a module.
         self.gates: weakref.WeakSet[Gate] = weakref.WeakSet()
@@ -213,6 +214,7 @@ class Model:
             # When those that are new are called is not known.
             self.learning = self.learning or bool(self.known)
             self.known = names
+            self.strange = Patience(STRANGE)
         calls = None if self.learning or not self.calls else self.calls
         self.coarse = self.share.fits and calls is not None
         choices = units.choose(
@@ -413,10 +415,11 @@ class Model:
             self._see_gives()
         if self.mixed and not self.learning:
             self.sequence.begin()
-            changed = False
+            strange = False
         else:
-            changed = self.tracking and self.sequence.end()
-        self.strange = self.strange + 1 if changed else 0
+            strange = self.tracking and self.sequence.end()
+        # Where all of it fits, any order is as good as another.
+        restless = self.strange.is_over(strange and not self.share.fits)
         news = bool(self.touched) and self._see_touched()
         self.touched.clear()
         if news:
@@ -429,8 +432,7 @@ class Model:
             self.plan()  # smaller units, which can come in time
         elif not self.unclean and self._runs_should_stay() != self.runs_stay:
             self.plan()
-        elif self.unclean or self.strange >= STRANGE:
-            self.strange = 0
+        elif self.unclean or restless:
             self.learning = True
             self.unclean = True
         elif not self.slow:

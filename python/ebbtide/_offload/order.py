@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 
 U = TypeVar("U", bound=Hashable)
 
+FEW = 8  # different orders that are remembered
+
 
 def spread(sizes: Sequence[int]) -> list[int]:
     """An order of the units 0, 1, ... of these sizes, which run in this order, so that every prefix
@@ -60,15 +62,29 @@ def _reversed(number: int) -> float:
     return value
 
 
+class _Order(Generic[U]):
+    """A pass, as it went."""
+
+    __slots__ = ("units",)
+
+    def __init__(self, units: list[U]) -> None:
+        self.units = units
+
+
 class Sequence_(Generic[U]):
-    """The order in which units run, learned while they do."""
+    """The order in which units run, learned while they do. There may be several, by turns: of
+    layers some are left out every other time, of experts others are asked."""
 
     def __init__(self) -> None:
-        self.known: list[U] = []  # the last whole pass
-        self.now: list[U] = []  # this one, so far
-        self.at = -1  # where in `known` we are
+        self.now: list[U] = []  # this pass, so far
+        self.at = -1  # where we are in the one that it is likely to be
         self.changes = 0  # passes that were not as the one before
-        self._ahead: dict[int, tuple[U, ...]] = {}  # by place, what comes next
+        self._orders: list[_Order[U]] = []  # the last few that were different, the latest at last
+        self._before = self._last = self._likely = _Order[U]([])
+        # By two that came one after the other, what came then.
+        self._then: dict[tuple[_Order[U], _Order[U]], _Order[U]] = {}
+        # By what this pass and the next are likely to be, and by place, what comes next.
+        self._ahead: dict[tuple[_Order[U], _Order[U], int], tuple[U, ...]] = {}
 
     def begin(self) -> None:
         """A pass begins."""
@@ -77,28 +93,58 @@ class Sequence_(Generic[U]):
 
     def enter(self, unit: U) -> None:
         self.now.append(unit)
-        known, count = self.known, len(self.known)
-        # Mostly the next one. If not, the nearest of its name behind it, or from the start.
-        for ahead in range(1, count + 1):
+        known, count = self._likely.units, len(self._likely.units)
+        if count and known[(self.at + 1) % count] is unit:
+            self.at = (self.at + 1) % count
+            return
+        # It may be another one that has been. If not, then it is the nearest of its name behind
+        # where we are, or from the start.
+        so_far = len(self.now)
+        for order in reversed(self._orders):
+            if order.units[so_far - 1 : so_far] == [unit] and order.units[:so_far] == self.now:
+                self._likely, self.at = order, so_far - 1
+                return
+        for ahead in range(2, count + 1):
             if known[(self.at + ahead) % count] is unit:
                 self.at = (self.at + ahead) % count
                 return
 
     def end(self) -> bool:
-        """A pass is over: whether it was another one than before."""
-        changed = bool(self.now) and self.now != self.known
-        if changed:
-            self.known = self.now
+        """A pass is over: whether it was another one than the last few, if there have been any."""
+        now = self.now
+        self.begin()
+        if not now:
+            return False
+        found = next((order for order in self._orders if order.units == now), None)
+        strange = found is None and bool(self._orders)
+        order = found or _Order(now)
+        self.changes += order is not self._last
+        self._remember(order)
+        self._before, self._last = self._last, order
+        self._likely = self._after(self._before, order)
+        return strange
+
+    def _remember(self, order: _Order[U]) -> None:
+        self._then[self._before, self._last] = order
+        if order in self._orders:
+            self._orders.remove(order)
+        self._orders.append(order)
+        if len(self._orders) > FEW:
+            gone = self._orders.pop(0)
+            self._then = {two: then for two, then in self._then.items() if gone not in (*two, then)}
             self._ahead = {}
-            self.at = len(self.known) - 1
-            self.changes += 1
-        self.now = []
-        return changed
+
+    def _after(self, before: _Order[U], last: _Order[U]) -> _Order[U]:
+        """What comes after two: what came after them the last time, or the same again."""
+        return self._then.get((before, last), last)
 
     def ahead(self) -> tuple[U, ...]:
         """What comes next, beyond the end of the pass too, each once."""
-        found = self._ahead.get(self.at)
+        likely = self._likely
+        then = self._after(self._last, likely)
+        found = self._ahead.get((likely, then, self.at))
         if found is None:
-            turned = self.known[self.at + 1 :] + self.known[: self.at + 1]
-            found = self._ahead[self.at] = tuple({id(unit): unit for unit in turned}.values())
+            turned = likely.units[self.at + 1 :] + then.units
+            found = tuple({id(unit): unit for unit in turned}.values())
+            self._ahead[likely, then, self.at] = found
         return found

@@ -1,0 +1,151 @@
+"""offload(): what passes show, and what is made of it: orders that change, passes that end early, models
+that change while they run."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from offloaded import MIB, WIDTH, at_rest, inside, layers, x
+from torch import nn
+
+from ebbtide._offload.learned import Patience
+from ebbtide._offload.model import Model
+from ebbtide._offload.order import FEW, Sequence_
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """One entry for each time that a model is planned."""
+    made, plain = [], Model.plan
+    monkeypatch.setattr(Model, "plan", lambda self: made.append(1) or plain(self))
+    return made
+
+
+def run(model, inputs, expected, passes):
+    with torch.no_grad():
+        for _ in range(passes):
+            assert torch.equal(model(inputs), expected)
+    assert at_rest(model)
+
+
+# ---- orders -------------------------------------------------------------------------------------
+
+
+class Named:
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return self.name
+
+
+UNITS = {name: Named(name) for name in "abcdefgh"}
+
+
+def go(sequence, names):
+    """A pass: whether it was a strange one, and how often something else was expected."""
+    sequence.begin()
+    wrong = 0
+    for name in names:
+        wrong += sequence.ahead()[:1] != (UNITS[name],)
+        sequence.enter(UNITS[name])
+    return sequence.end(), wrong
+
+
+@pytest.mark.parametrize("orders", ["abcd", "abcd abd", "abcd abcd abd", "abcd acd abd", "abc cba"])
+def test_orders_that_take_turns_are_known(orders):
+    sequence = Sequence_()
+    for i in range(5):
+        for names in orders.split():
+            strange, wrong = go(sequence, names)
+            assert not strange or i == 0
+            assert not wrong or i < 2
+    assert sequence.ahead()[0] is UNITS["a"]
+
+
+def test_the_first_pass_is_not_strange_and_others_are():
+    sequence = Sequence_()
+    assert not go(sequence, "abcd")[0]
+    assert go(sequence, "abdc")[0] and go(sequence, "bacd")[0]
+    assert not go(sequence, "abcd")[0]
+
+
+def test_a_pass_that_turns_out_to_be_another_one_is_followed():
+    sequence = Sequence_()
+    for _ in range(4):
+        go(sequence, "abcdef")
+    go(sequence, "abefcd")
+    for _ in range(4):
+        go(sequence, "abcdef")
+    assert go(sequence, "abefcd")[1] == 1  # at e
+
+
+def test_orders_without_end_are_not_remembered():
+    sequence = Sequence_()
+    dice = torch.Generator().manual_seed(1)
+    for _ in range(200):
+        go(sequence, ["abcdefgh"[i] for i in torch.randperm(8, generator=dice)])
+    assert len(sequence._orders) == FEW and len(sequence._then) <= FEW * FEW
+
+
+def test_patience_grows():
+    patience, at = Patience(3, most=20), []
+    for i in range(80):
+        if patience.is_over(True):
+            at.append(i)
+    assert at == [2, 8, 20, 40, 60]
+    assert not any(patience.is_over(i % 19 > 0) for i in range(80))
+
+
+class Chooses(nn.Module):
+    """Runs some of its layers."""
+
+    def __init__(self, choose):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(12))
+        self.choose, self.count = choose, 0
+
+    def forward(self, h):
+        self.count += 1
+        for i in self.choose(self.count):
+            h = torch.tanh(self.parts[i](h))
+        return h
+
+
+def skips(count):
+    return [i for i in range(12) if count % 2 or i not in (5, 6)]
+
+
+def asks(count):
+    return torch.randperm(12, generator=torch.Generator().manual_seed(count))[:6].tolist()
+
+
+@pytest.mark.parametrize(("choose", "most"), [(skips, 1), (asks, 1 + 2 * 4)])
+@pytest.mark.parametrize("more", [0, 8 * MIB])
+def test_layers_that_are_left_out_by_turns_are_no_reason_to_plan(
+    free_room, plans, choose, most, more
+):
+    free_room.how = "half"
+    model, inputs = Chooses(choose), x()
+    plain = copy.deepcopy(model).cuda()
+    handle = free_room.offload(model, more)
+    plans.clear()
+    with torch.no_grad():
+        for _ in range(64):
+            assert torch.equal(model(inputs), plain(inputs))
+    assert len(plans) <= (1 if more else most)
+    if more:  # all of it fits
+        assert handle.stats()["resident"] == 12 * MIB
+    assert handle.stats()["one_by_one"] == 0
+    before = handle.stats()["streamed"]
+    with torch.no_grad():
+        for _ in range(8):
+            assert torch.equal(model(inputs), plain(inputs))
+    if choose is skips and not more:
+        # What comes is what is used, and is not resident.
+        ours = inside(model)
+        missing = {u.name: u.bytes - u.resident for u in ours.units}
+        used = sum(missing[f"parts.{i}"] for count in (0, 1) for i in skips(count))
+        assert 0 <= handle.stats()["streamed"] - before - 4 * used <= 2 * MIB
