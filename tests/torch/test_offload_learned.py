@@ -1,5 +1,5 @@
-"""offload(): what passes show, and what is made of it: orders that change, passes that end early, models
-that change while they run."""
+"""offload(): what passes show, and what is made of it: orders that change, passes that end early,
+models that change while they run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import copy
 
 import pytest
 import torch
-from offloaded import MIB, WIDTH, at_rest, inside, layers, x
+from offloaded import MIB, WIDTH, inside, layers, x
 from torch import nn
 
+from ebbtide._offload.handle import is_parked
 from ebbtide._offload.learned import Patience
 from ebbtide._offload.model import Model
 from ebbtide._offload.order import FEW, Sequence_
@@ -21,13 +22,6 @@ def plans(monkeypatch):
     made, plain = [], Model.plan
     monkeypatch.setattr(Model, "plan", lambda self: made.append(1) or plain(self))
     return made
-
-
-def run(model, inputs, expected, passes):
-    with torch.no_grad():
-        for _ in range(passes):
-            assert torch.equal(model(inputs), expected)
-    assert at_rest(model)
 
 
 # ---- orders -------------------------------------------------------------------------------------
@@ -149,3 +143,110 @@ def test_layers_that_are_left_out_by_turns_are_no_reason_to_plan(
         missing = {u.name: u.bytes - u.resident for u in ours.units}
         used = sum(missing[f"parts.{i}"] for count in (0, 1) for i in skips(count))
         assert 0 <= handle.stats()["streamed"] - before - 4 * used <= 2 * MIB
+
+
+# ---- what is put into modules while they run ----------------------------------------------------
+
+
+class Puts(nn.Module):
+    """A layer that has something else in it in every pass."""
+
+    def __init__(self, put):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.own = nn.Parameter(torch.randn(WIDTH, WIDTH) / 30)
+        self.register_buffer("table", torch.randn(WIDTH, WIDTH) / 30)
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("kept", None, persistent=False)
+        self.last = nn.Identity()
+        self.put = put
+
+    def forward(self, h):
+        self.put(self, h)
+        return self.last(self.layer(h @ self.own @ self.table)) + self.count
+
+
+def counts(part, h):
+    part.count = part.count + 1
+
+
+def keeps(part, h):
+    part.kept = h * 2
+
+
+def keeps_much(part, h):
+    part.kept = h.expand(2 * WIDTH, WIDTH).clone()
+
+
+def drops(part, h):
+    del part.kept
+    part.register_buffer("kept", h * 2)
+
+
+def swaps(part, h):
+    part.last = nn.Sequential(nn.Tanh(), nn.Sequential())
+
+
+@pytest.mark.parametrize("put", [counts, keeps, keeps_much, drops, swaps])
+@pytest.mark.parametrize("where", ["unit", "root"])
+def test_what_is_put_into_a_module_and_does_not_page_is_no_reason_to_plan(
+    free_room, plans, put, where
+):
+    free_room.how = "half"
+    model = Puts(put)
+    if where == "unit":
+        model.layer = nn.Identity()  # what is in it is one unit
+        model = nn.Sequential(layers(4), model, layers(4))
+    else:
+        model.layer = nn.Sequential(layers(4), model.layer, layers(4))
+    plain, inputs = copy.deepcopy(model).cuda(), x()
+    # PyTorch takes 20 MiB at once for what is large.
+    handle = free_room.offload(model, 44 * MIB if put is keeps_much else 4 * MIB)
+    with torch.no_grad():
+        for i in range(16):
+            if i == 4:
+                plans.clear()
+            assert torch.equal(model(inputs), plain(inputs))
+    assert plans == []
+    assert handle.stats()["one_by_one"] == 0
+    part, other = (m[1] if where == "unit" else m for m in (model, plain))
+    assert torch.equal(part.count, other.count)
+    assert part.kept is None or torch.equal(part.kept, other.kept)
+
+
+def test_a_small_buffer_that_becomes_a_large_one_pages(free_room):
+    model = nn.Sequential(layers(4), Puts(lambda part, h: None), layers(4))
+    model[1].layer = nn.Identity()  # it is a unit
+    plain, inputs = copy.deepcopy(model).cuda(), x()
+    free_room.offload(model)
+    large = torch.randn(WIDTH, WIDTH)
+    with torch.no_grad():
+        for size in (1, WIDTH, 1, WIDTH, 1):
+            for device in ("cpu", "cuda"):
+                for each in (model, plain):
+                    each[1].count = large[:size].to("cuda" if each is plain else device)
+                for _ in range(3):
+                    assert torch.equal(model(inputs), plain(inputs))
+                assert is_parked(model[1].count) == (size > 1)
+                assert model[1].count.device.type == "cuda"
+
+
+def test_a_module_without_weights_may_be_given_some(free_room):
+    model = nn.Sequential(layers(4), nn.Sequential(), layers(4))
+    plain, inputs = copy.deepcopy(model).cuda(), x()
+    free_room.offload(model)
+    with torch.no_grad():
+        for name in ("one", "other"):
+            assert torch.equal(model(inputs), plain(inputs))
+            for each in (model, plain):
+                each[1].add_module(name, nn.Sequential(nn.Sequential()))
+            assert torch.equal(model(inputs), plain(inputs))
+            layer = nn.Linear(WIDTH, WIDTH)
+            plain[1].get_submodule(name)[0].append(copy.deepcopy(layer).cuda())
+            model[1].get_submodule(name)[0].append(layer)
+            for _ in range(3):
+                assert torch.equal(model(inputs), plain(inputs))
+            assert is_parked(layer.weight)
+            for each in (model, plain):
+                setattr(each[1], name, nn.Tanh())  # and it goes again
+            assert torch.equal(model(inputs), plain(inputs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.modules.module import (
@@ -12,9 +12,12 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from ebbtide._offload import changed
 from ebbtide._offload.lasting import settled
 from ebbtide._offload.parked import Parked, host_of
-from ebbtide._offload.station import Station
+
+if TYPE_CHECKING:
+    from ebbtide._offload.model import Model
 
 _watching: list[Any] = []
 
@@ -22,19 +25,47 @@ _watching: list[Any] = []
 def watch() -> None:
     """From now on it is seen when a module is given another weight, or another module."""
     if not _watching:
-        _watching.append(register_module_parameter_registration_hook(_registered))
-        _watching.append(register_module_buffer_registration_hook(_registered))
-        _watching.append(register_module_module_registration_hook(_registered))
+        _watching.append(register_module_parameter_registration_hook(_parameter))
+        _watching.append(register_module_buffer_registration_hook(_buffer))
+        _watching.append(register_module_module_registration_hook(_module))
 
 
-def _registered(module: nn.Module, name: str, what: Any) -> Any:
-    """What is to be there instead, or None."""
-    for station in list(Station._all.values()):
-        for model in list(station.models):
-            if module in model.weights.names:
-                model.dirty()
+def _models(module: nn.Module) -> list[Model]:
+    """Those that a module is of."""
+    return [model for model in changed.models() if module in model.weights.names]
+
+
+# Each of these gives what is to be there instead, or None.
+
+
+def _parameter(module: nn.Module, name: str, what: Any) -> Any:
+    for model in _models(module):
+        model.dirty()
     lasts = settled(what)
     return None if lasts is what else lasts
+
+
+def _buffer(module: nn.Module, name: str, what: Any) -> Any:
+    """Most are small, and stay on the GPU: nothing has to be planned for another one."""
+    lasts = settled(what)
+    for model in _models(module):
+        if changed.is_made(model, lasts):
+            model.weights.staying[lasts] = True
+        if changed.matters(dict.get(module._buffers, name), lasts, [model]):
+            model.dirty()
+    return None if lasts is what else lasts
+
+
+def _module(module: nn.Module, name: str, what: Any) -> None:
+    """One without weights is nothing to plan for. But it may be given some."""
+    weighs = changed.weighs(module._modules.get(name)) or changed.weighs(what)
+    for model in _models(module):
+        if weighs:
+            model.dirty()
+        elif what is not None:
+            names = model.weights.names
+            for full, part in what.named_modules(prefix=f"{names[module]}.{name}".lstrip(".")):
+                names.setdefault(part, full)
 
 
 def hook_state(modules: Iterable[nn.Module]) -> None:

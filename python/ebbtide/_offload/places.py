@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from ebbtide import _core
+from ebbtide._offload import changed
 from ebbtide._offload.lasting import settled
 
 NAMES = ("_parameters", "_buffers")
@@ -69,11 +70,32 @@ class Places(_core.Places):
         super().clear()
 
 
+class Buffers(Places):
+    """Some modules have another buffer in every pass: a count, a cache. As long as it is one that
+    stays on the GPU, that is nothing to the unit."""
+
+    __slots__ = ()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        value = settled(value)
+        if changed.matters(dict.get(self, key), value, changed.models()):
+            super().__setitem__(key, value)
+        else:
+            dict.__setitem__(self, key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        if changed.matters(dict.get(self, key), None, ()):
+            super().__delitem__(key)
+        else:
+            dict.__delitem__(self, key)
+
+
 def take(module: nn.Module, name: str) -> Places:
     """A module's dict of this name, which is one of these from now on."""
     found = module.__dict__[name]
     if not isinstance(found, Places):
-        found = module.__dict__[name] = Places(found)
+        found = (Buffers if name == "_buffers" else Places)(found)
+        module.__dict__[name] = found
     return found
 
 
