@@ -10,6 +10,7 @@ import torch
 from offloaded import MIB, WIDTH, inside, layers, x
 from torch import nn
 
+from ebbtide._offload import learned
 from ebbtide._offload.handle import is_parked
 from ebbtide._offload.learned import Patience
 from ebbtide._offload.model import Model
@@ -143,6 +144,81 @@ def test_layers_that_are_left_out_by_turns_are_no_reason_to_plan(
         missing = {u.name: u.bytes - u.resident for u in ours.units}
         used = sum(missing[f"parts.{i}"] for count in (0, 1) for i in skips(count))
         assert 0 <= handle.stats()["streamed"] - before - 4 * used <= 2 * MIB
+
+
+# ---- passes without the root --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("called", "length"),
+    [
+        ("abcda", 4),  # it begins again
+        ("abbbbbcb", 0),  # something runs several times in it
+        ("abcdefefefefg", 0),
+        ("xabcabc", 0),
+        ("xabcabca", 4),  # it began for once
+        ("xyabcabca", 5),
+        ("xabcabcba", 0),
+    ],
+)
+def test_a_pass_without_the_root_is_over_when_it_goes_round(called, length):
+    for at in range(1, len(called)):
+        assert not learned.length(list(called[:at]), called[at], 9) or at == len(called) - 1
+    assert learned.length(list(called[:-1]), called[-1], 9) == length
+
+
+def test_a_pass_that_never_goes_round_is_over_some_time():
+    called = ["x"]
+    while not learned.length(called, "y", 9):
+        called.append("y")
+    assert len(called) <= learned.ROUNDS * 9 + 64
+
+
+class Twice(nn.Module):
+    """Whose parts are called, not itself."""
+
+    def __init__(self, small=False):
+        super().__init__()
+        width = 128 if small else WIDTH
+        self.enc = layers(4, width)
+        self.dec = layers(96 if small else 8, width)
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_what_is_called_once_does_not_keep_the_rest_from_being_learned(free_room, small):
+    model, inputs = Twice(small), x(128 if small else WIDTH)
+    plain = copy.deepcopy(model).cuda()
+    free_room.how = "half"
+    handle = free_room.offload(model, 8 * MIB)
+    ours = inside(model)
+    with torch.no_grad():
+        first = plain.enc(inputs)
+        expected = plain.dec(first)
+        assert torch.equal(model.enc(inputs), first)
+        for _ in range(24):
+            assert torch.equal(model.dec(first), expected)
+        assert not ours.learning
+        assert len(ours.called) <= 100 and len(ours.sequence.now) <= 100
+        stats = handle.stats()
+        assert stats["resident"] >= stats["bytes"] and stats["units"] < 20
+        for _ in range(24):
+            assert torch.equal(model.dec(first), expected)
+        assert torch.equal(model.enc(inputs), first)
+    assert handle.stats()["streamed"] == stats["streamed"]
+    assert handle.stats()["one_by_one"] == 0
+
+
+def test_a_part_of_a_run_that_is_called_again_and_again_is_a_pass(free_room):
+    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(200)))
+    free_room.how = "half"
+    free_room.offload(model)
+    ours, inputs = inside(model), x(128)
+    with torch.no_grad():
+        expected = copy.deepcopy(model[3]).cuda()(inputs)
+        for _ in range(50):
+            assert torch.equal(model[3](inputs), expected)
+    assert not ours.learning
+    assert len(ours.called) <= 2 and len(ours.sequence.now) <= 2
 
 
 # ---- what is put into modules while they run ----------------------------------------------------

@@ -2,6 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+ROUNDS = 4  # times that a pass may call all there is
+
+
+def length(called: Sequence[str], name: str, count: int) -> int:
+    """Where no call of the root tells when a pass is over: how much of what has been called was
+    one, now that this is called; 0 if it goes on. It does until its beginning comes again, or, if
+    that was for once, most of it has gone round twice and begins once more. A model has so many
+    names: if a pass goes on and on, it is over some time in any case."""
+    if not called:
+        return 0
+    if name == called[0] or len(called) >= ROUNDS * count + 64:
+        return len(called)
+    if name not in called:
+        return 0
+    last = len(called) - 1 - called[::-1].index(name)
+    size = len(called) - last
+    if last < size or 2 * size <= len(set(called)):
+        return 0  # something in it that runs several times
+    return last if called[last - size : last] == called[last:] else 0
+
 
 class Patience:
     """How many times in a row something has to be seen before it is acted upon. What was done and

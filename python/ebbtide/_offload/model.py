@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ebbtide import _attach, _core
-from ebbtide._offload import hooks, layout, outside, units
+from ebbtide._offload import hooks, layout, learned, outside, units
 from ebbtide._offload.adopt import Weights
 from ebbtide._offload.gates import Gate, Keep
 from ebbtide._offload.learned import Patience
@@ -505,7 +505,7 @@ class Model:
             if unit is None:
                 return None  # another thread has just planned anew: they come one by one, this time
             self.end_rest(but=unit)
-            if gate.run and self.running.run is unit:
+            if gate.run and self.running.run is unit and not self._round(gate):
                 self.called.append(gate.name)
                 return unit
             if not unit.span:
@@ -525,8 +525,8 @@ class Model:
     def _go_in(self, gate: Gate) -> Unit | None:
         unit = gate.unit
         self.mixed = self.mixed or self.running.depth > 1
-        # Without a call of the root, a pass is over when it begins again.
-        if not self.running.depth and self.sequence.now and unit is self.sequence.now[0]:
+        if size := self._round(gate):
+            del self.called[size:]
             self._end()
             self._begin()
         while True:
@@ -560,6 +560,12 @@ class Model:
             if not ready:
                 self.prefetch()
         return unit
+
+    def _round(self, gate: Gate) -> int:
+        """If a pass is over by now, without a call of the root: how much of it was one."""
+        if self.running.depth:
+            return 0
+        return learned.length(self.called, gate.name, len(self.known))
 
     def _enter(self, unit: Unit) -> bool:
         """False: it is stale, and was not entered."""
