@@ -127,6 +127,9 @@ class Model:
         self._were = []
 
     def __del__(self, quietly: AbstractContextManager[None] = QUIETLY) -> None:
+        # Whoever called parts of it, without the root, may be in a run of them.
+        with quietly:
+            self._leave_run()
         # Nobody will use what is on its way, and the ring cannot go before it.
         with quietly:
             self.drop_loads()
