@@ -4,6 +4,7 @@ models that change while they run."""
 from __future__ import annotations
 
 import copy
+import types
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from ebbtide._offload import learned
 from ebbtide._offload.handle import is_parked
-from ebbtide._offload.learned import Patience
+from ebbtide._offload.learned import LONG, Patience
 from ebbtide._offload.model import Model
 from ebbtide._offload.order import FEW, Sequence_
 
@@ -22,6 +23,14 @@ def plans(monkeypatch):
     """One entry for each time that a model is planned."""
     made, plain = [], Model.plan
     monkeypatch.setattr(Model, "plan", lambda self: made.append(1) or plain(self))
+    return made
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """One entry for each weight that comes by itself."""
+    made, plain = [], Model.touch
+    monkeypatch.setattr(Model, "touch", lambda self, piece: made.append(1) or plain(self, piece))
     return made
 
 
@@ -85,13 +94,15 @@ def test_orders_without_end_are_not_remembered():
     assert len(sequence._orders) == FEW and len(sequence._then) <= FEW * FEW
 
 
-def test_patience_grows():
-    patience, at = Patience(3, most=20), []
+def test_patience_grows_until_there_is_rest():
+    patience, at = Patience(3), []
     for i in range(80):
         if patience.is_over(True):
             at.append(i)
-    assert at == [2, 8, 20, 40, 60]
-    assert not any(patience.is_over(i % 19 > 0) for i in range(80))
+    assert at == [2, 8, 20, 44]
+    assert not any(patience.is_over(i % 19 > 0) for i in range(200))
+    assert not any(patience.is_over(False) for _ in range(LONG))
+    assert [patience.is_over(True) for _ in range(3)] == [False, False, True]
 
 
 class Chooses(nn.Module):
@@ -288,6 +299,62 @@ def test_what_is_put_into_a_module_and_does_not_page_is_no_reason_to_plan(
     part, other = (m[1] if where == "unit" else m for m in (model, plain))
     assert torch.equal(part.count, other.count)
     assert part.kept is None or torch.equal(part.kept, other.kept)
+
+
+class Patched:
+    """Another forward() in the place of a module's, which does the same."""
+
+    def __init__(self, module):
+        self.module, self.plain = module, module.forward
+
+    def __call__(self, h):
+        return nn.functional.linear(h, self.module.weight, self.module.bias)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_another_forward_in_the_place_of_a_module_s_is_gone_into(free_room, plans, reads, nested):
+    model, inputs = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8))), x()
+    if nested:
+        model = nn.Sequential(model, layers(4))
+    layer = model[0][2] if nested else model[2]
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        free_room.how = "half"
+        handle = free_room.offload(model, 4 * MIB)
+        ours = inside(model)
+        for _ in range(4):
+            assert torch.equal(model(inputs), expected)
+        before = handle.stats()
+        for forward in (
+            types.MethodType(
+                lambda self, h: nn.functional.linear(h, self.weight, self.bias), layer
+            ),
+            Patched(layer),
+        ):
+            layer.forward = forward
+            for _ in range(3):
+                assert torch.equal(model(inputs), expected)
+            plans.clear()
+            for _ in range(8):
+                reads.clear()
+                assert torch.equal(model(inputs), expected)
+                assert reads == []
+            assert plans == [] and not ours.atomic
+        layer.forward = layer.forward._own.plain  # that was a gate
+        for _ in range(6):
+            reads.clear()
+            assert torch.equal(model(inputs), expected)
+        assert reads == []
+        assert handle.stats()["units"] == before["units"]
+    # Whoever does so in every pass has his weights one by one, mostly.
+    plans.clear()
+    with torch.no_grad():
+        for _ in range(32):
+            layer.forward = types.MethodType(type(layer).forward, layer)
+            assert torch.equal(model(inputs), expected)
+    assert len(plans) <= 12
+    del layer.forward, forward
+    assert handle.restore() is model
 
 
 def test_a_small_buffer_that_becomes_a_large_one_pages(free_room):

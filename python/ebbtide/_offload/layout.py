@@ -124,7 +124,7 @@ def _put_gates(model: Model, choice: units.Choice, unit: Unit) -> None:
         gate = module.__dict__.get("forward")
         if not isinstance(gate, Gate):
             gate = Gate(module, model, choice.names[i])
-            model.gates.add(gate)
+        model.gates.add(gate)  # also one that somebody took away and has put back
         gate.name = choice.names[i]
         gate.unit = unit
         gate.run = last > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+LONG = 96  # passes
 ROUNDS = 4  # times that a pass may call all there is
 
 
@@ -27,20 +28,25 @@ def length(called: Sequence[str], name: str, count: int) -> int:
 
 class Patience:
     """How many times in a row something has to be seen before it is acted upon. What was done and
-    has to be done again was of little use: each time it takes twice as many."""
+    has to be done again was of little use: each time it takes twice as many. After a long time
+    without, that is forgotten."""
 
-    def __init__(self, times: int, most: int | None = None) -> None:
-        self._enough = times
-        self._most = most  # times that it ever takes
-        self._seen = 0
+    def __init__(self, times: int) -> None:
+        self._times = self._enough = times
+        self._seen = self._unseen = 0
 
     def is_over(self, seen: bool) -> bool:
         """It has been seen once more, or has not."""
-        self._seen = self._seen + 1 if seen else 0
+        if not seen:
+            self._seen = 0
+            self._unseen += 1
+            if self._unseen >= LONG:
+                self._enough = self._times
+            return False
+        self._unseen = 0
+        self._seen += 1
         if self._seen < self._enough:
             return False
         self._seen = 0
         self._enough *= 2
-        if self._most is not None:
-            self._enough = min(self._enough, self._most)
         return True

@@ -85,6 +85,7 @@ class Model:
         self.called: list[str] = []  # in this pass
         self.leaving: set[int] = set()  # weights that were told to go to the CPU
         self.strange = Patience(STRANGE)  # with passes that are not as any of those before
+        self.bypassed = Patience(1)  # with units whose gates are not where they were
         self.touched: set[int] = set()  # pieces that were read outside of their units
         # Modules own their gates, and these own this: so nothing here may keep a module.
         self.gates: weakref.WeakSet[Gate] = weakref.WeakSet()
@@ -423,7 +424,7 @@ class Model:
             strange = self.tracking and self.sequence.end()
         # Where all of it fits, any order is as good as another.
         restless = self.strange.is_over(strange and not self.share.fits)
-        news = bool(self.touched) and self._see_touched()
+        news = self._see_touched()
         self.touched.clear()
         if news:
             pass  # the next pass is planned anew
@@ -458,10 +459,16 @@ class Model:
 
     def _see_touched(self) -> bool:
         """Weights that were read while their units were not entered: whether that is news."""
+        if not self.touched:
+            self.bypassed.is_over(False)
+            return False
         names = self.weights.names
-        runs = [u for u in self.units if u.run and not self.learning]
-        others = [u for u in self.units if u not in runs]
-        if missed := outside.missed(runs, names, self.touched, self.starts):
+        bypassed = outside.bypassed(self.units, names, self.touched, self.learning)
+        runs = [u for u in self.units if u.run and not self.learning and u not in bypassed]
+        others = [u for u in self.units if u not in runs and u not in bypassed]
+        if self.bypassed.is_over(bool(bypassed)):
+            pass  # the gates will be around what is there now
+        elif missed := outside.missed(runs, names, self.touched, self.starts):
             self.starts |= missed
         else:
             read = outside.readers(others, names, self.touched)

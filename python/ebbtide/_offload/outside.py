@@ -7,7 +7,25 @@ from collections.abc import Collection, Iterable, Mapping
 from torch import nn
 
 from ebbtide._offload import units
+from ebbtide._offload.gates import Gate
 from ebbtide._offload.unit import Unit
+
+
+def bypassed(
+    units_: Iterable[Unit], names: Mapping[nn.Module, str], touched: Collection[int], learning: bool
+) -> list[Unit]:
+    """Units with a member into which our gate does not lead any more: somebody has put another
+    forward() in its place."""
+    by_name = {name: module for module, name in names.items()}
+    found = []
+    for unit in units_:
+        if not _touched(unit, names, touched):
+            continue
+        gated = unit.names if learning else (unit.names[0], unit.names[-1])
+        gates = [by_name[n].__dict__.get("forward") for n in gated if n in by_name]
+        if not all(isinstance(gate, Gate) and gate.unit is unit for gate in gates):
+            found.append(unit)
+    return found
 
 
 def missed(
