@@ -3,12 +3,13 @@ models that change while they run."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import types
 
 import pytest
 import torch
-from offloaded import MIB, WIDTH, inside, layers, x
+from offloaded import MIB, WIDTH, at_rest, inside, layers, x
 from torch import nn
 
 from ebbtide._offload import learned
@@ -230,6 +231,90 @@ def test_a_part_of_a_run_that_is_called_again_and_again_is_a_pass(free_room):
             assert torch.equal(model[3](inputs), expected)
     assert not ours.learning
     assert len(ours.called) <= 2 and len(ours.sequence.now) <= 2
+
+
+# ---- passes that end early ----------------------------------------------------------------------
+
+
+class Stop(Exception):
+    pass
+
+
+class Stops:
+    """An offloaded model whose passes end behind one of its layers."""
+
+    def __init__(self, room, model, more=0):
+        self.model, self.inputs = model, x(model[0].in_features)
+        self.plain = copy.deepcopy(model).cuda()
+        room.how = "half"
+        self.handle = room.offload(model, more)
+
+    @torch.no_grad()
+    def run(self, at, passes=1):
+        found = []
+
+        def stop(module, args, result):
+            found.append(result)
+            raise Stop
+
+        hooks = [m[at].register_forward_hook(stop) for m in (self.model, self.plain)]
+        for _ in range(passes):
+            for each in (self.model, self.plain):
+                with contextlib.suppress(Stop):
+                    each(self.inputs)
+                    raise AssertionError
+            assert torch.equal(*found)
+            found.clear()
+        for hook in hooks:
+            hook.remove()
+        assert at_rest(self.model)
+        return inside(self.model)
+
+    @torch.no_grad()
+    def run_all(self, passes):
+        for _ in range(passes):
+            assert torch.equal(self.model(self.inputs), self.plain(self.inputs))
+
+
+def squares(count, width=WIDTH):
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(count)))
+
+
+def test_passes_that_always_end_at_the_same_place_are_learned(free_room):
+    stops = Stops(free_room, squares(12))
+    ours = stops.run(7, 2)
+    assert ours.learning and ours.sequence.ahead() == ()
+    stops.run(7, 12)
+    assert not ours.learning and ours.calls == [str(i) for i in range(8)]
+    assert [u.name for u in ours.sequence.ahead()] == ours.calls
+    before = stops.handle.stats()
+    assert before["resident"] > 0
+    stops.run(7, 4)
+    after = stops.handle.stats()
+    # What comes is what is used, and is not resident.
+    missing = sum(u.bytes - u.resident for u in ours.units if int(u.name) <= 7)
+    assert after["streamed"] - before["streamed"] <= 4 * missing
+
+
+def test_passes_that_end_here_and_there_show_nothing(free_room):
+    stops = Stops(free_room, squares(12))
+    for _ in range(3):
+        stops.run(7, 2)
+        ours = stops.run(5, 2)
+    assert ours.learning
+    stops.run_all(2)
+    known = [u.name for u in ours.sequence.ahead()]
+    stops.run(5, 2)
+    assert not ours.learning and len(known) == 12
+    assert [u.name for u in ours.sequence.ahead()] == known
+
+
+def test_what_runs_later_than_the_rest_is_learned_too(free_room):
+    stops = Stops(free_room, squares(200, 128), 4 * MIB)
+    ours = stops.run(20, 6)
+    assert not ours.learning and len(ours.units) > 100  # of which most were never called
+    stops.run_all(8)
+    assert len(ours.units) < 30
 
 
 # ---- what is put into modules while they run ----------------------------------------------------

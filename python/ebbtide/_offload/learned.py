@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 LONG = 96  # passes
+STOPS = 3  # passes that end early at the same place, after which that is where they end
 ROUNDS = 4  # times that a pass may call all there is
 
 
@@ -50,3 +51,37 @@ class Patience:
         self._seen = 0
         self._enough *= 2
         return True
+
+
+class Stops:
+    """Passes that an exception ends. One shows nothing. But whoever wants what a layer in the
+    middle gives may end them all like that: then what has run is what runs."""
+
+    def __init__(self) -> None:
+        self._called: list[str] = []  # until the last one was over
+        self._times = 0  # that it was just so, in a row
+        self._now = False  # this pass is one
+
+    def is_usual(self, called: list[str]) -> bool:
+        """A pass is over by an exception, after these calls: whether it has been that way before,
+        again and again."""
+        self._times = self._times + 1 if called == self._called else 1
+        self._called, self._now = called[:], True
+        return self._times >= STOPS
+
+    def end(self) -> None:
+        """A pass is over, one way or the other."""
+        if not self._now:
+            self._times = 0
+        self._now = False
+
+
+def is_known(called: Iterable[str], calls: Iterable[str]) -> bool:
+    """Whether all that was called, or what it is in, is among these."""
+    known = set(calls)
+    for name in set(called) - known:
+        while name not in known and "." in name:
+            name = name.rpartition(".")[0]
+        if name not in known:
+            return False
+    return True

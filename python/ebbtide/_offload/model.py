@@ -85,6 +85,7 @@ class Model:
         self.called: list[str] = []  # in this pass
         self.leaving: set[int] = set()  # weights that were told to go to the CPU
         self.strange = Patience(STRANGE)  # with passes that are not as any of those before
+        self.stops = learned.Stops()
         self.bypassed = Patience(1)  # with units whose gates are not where they were
         self.touched: set[int] = set()  # pieces that were read outside of their units
         # Modules own their gates, and these own this: so nothing here may keep a module.
@@ -357,9 +358,10 @@ class Model:
             self.running.watched = bool(busy)
 
     def failed(self, out_of_memory: bool) -> None:
-        """The root is left by an exception: this pass shows nothing."""
-        self.called = []
-        self.sequence.begin()
+        """The root is left by an exception: this pass shows nothing, unless all of them end so."""
+        if out_of_memory or self.mixed or not self.stops.is_usual(self.called):
+            self.called = []
+            self.sequence.begin()
         with self.lock:
             self.timing.forget()
         if out_of_memory:
@@ -414,6 +416,7 @@ class Model:
         if self._busy():
             return
         self.timing.end()
+        self.stops.end()
         new = self.balance()
         if self.called and not self.shown:
             self._see_gives()
@@ -422,6 +425,7 @@ class Model:
             strange = False
         else:
             strange = self.tracking and self.sequence.end()
+            strange = strange or not (self.learning or learned.is_known(self.called, self.calls))
         # Where all of it fits, any order is as good as another.
         restless = self.strange.is_over(strange and not self.share.fits)
         news = self._see_touched()
