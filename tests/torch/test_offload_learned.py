@@ -317,6 +317,41 @@ def test_what_runs_later_than_the_rest_is_learned_too(free_room):
     assert len(ours.units) < 30
 
 
+# ---- room that comes and goes -------------------------------------------------------------------
+
+
+class Needs(nn.Module):
+    """Many small layers, and tensors beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(800)))
+        self.more = 0
+
+    def forward(self, h):
+        torch.empty(self.more, dtype=torch.uint8, device="cuda")
+        return self.layers(h)
+
+
+def test_room_that_comes_and_goes_is_not_planned_for_again_and_again(free_room, plans):
+    model, inputs = Needs(), x(128)  # 50 MiB
+    free_room.of = lambda model: 48 * MIB
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        free_room.offload(model)
+        ours, stays = inside(model), set()
+        for i in range(10):
+            if i == 8:
+                plans.clear()
+            model.more = i % 2 * 24 * MIB
+            for _ in range(12):
+                assert torch.equal(model(inputs), expected)
+            torch.cuda.empty_cache()
+            stays.add(ours.runs_stay)
+    assert stays == {False, True}
+    assert plans == []
+
+
 # ---- what is put into modules while they run ----------------------------------------------------
 
 

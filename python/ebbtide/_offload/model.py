@@ -73,6 +73,7 @@ class Model:
         self.unclean = False  # something has changed: plan again
         self.coarse = False  # units are as for a model that fits
         self.runs_stay = False  # those of many small layers stay as a whole, or not at all
+        self.flips = Patience(1)  # with room that comes and goes, and what should stay with it
         self.enough = math.inf, math.inf  # for which these are to; and go on to: see _enough()
         self.mixed = False  # this pass is several ones: it tells nothing of their order
         self.slow = 0  # slow entries in this pass
@@ -438,7 +439,7 @@ class Model:
             self.plan()
         elif self.coarse and not self.share.fits and not self.unclean:
             self.plan()  # smaller units, which can come in time
-        elif not self.unclean and self._runs_should_stay() != self.runs_stay:
+        elif not self.unclean and self.flips.is_over(self._runs_should_stay() != self.runs_stay):
             self.plan()
         elif self.unclean or restless:
             self.learning = True
