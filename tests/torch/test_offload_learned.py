@@ -459,7 +459,7 @@ def test_another_forward_in_the_place_of_a_module_s_is_gone_into(free_room, plan
                 reads.clear()
                 assert torch.equal(model(inputs), expected)
                 assert reads == []
-            assert plans == [] and not ours.atomic
+            assert plans == [] and not ours.readers.atomic
         layer.forward = layer.forward._own.plain  # that was a gate
         for _ in range(6):
             reads.clear()
@@ -513,3 +513,77 @@ def test_a_module_without_weights_may_be_given_some(free_room):
             for each in (model, plain):
                 setattr(each[1], name, nn.Tanh())  # and it goes again
             assert torch.equal(model(inputs), plain(inputs))
+
+
+# ---- weights that are read from outside of their units ------------------------------------------
+
+
+class Reads(nn.Module):
+    """Calls a part of it, and may read a weight that is deep in it."""
+
+    def __init__(self, part, name):
+        super().__init__()
+        self.part, self.name = part, name
+
+    def forward(self, h):
+        if self.name is not None:
+            h = h @ self.part.get_parameter(self.name)
+        return self.part(h)
+
+
+@pytest.mark.parametrize(
+    ("reader", "atomic"),
+    [(0, {"0.part.part"}), (1, {"0.part"}), (2, {"0"}), (3, set())],
+)
+def test_who_reads_a_weight_from_outside_is_found(free_room, plans, reader, atomic):
+    names = [None] * 4
+    names[reader] = (
+        "1.weight",
+        "part.1.weight",
+        "part.part.1.weight",
+        "0.part.part.part.1.weight",
+    )[reader]
+    part = squares(4)
+    for name in names[:3]:
+        part = Reads(part, name)
+    model, inputs = Reads(nn.Sequential(part, squares(12)), names[3]), x()
+    model = model if reader == 3 else model.part
+    free_room.of = lambda model: 22 * MIB  # three times the part, and more
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        free_room.offload(model)
+        for i in range(24):
+            if i == 16:
+                plans.clear()
+            assert torch.equal(model(inputs), expected)
+    assert plans == [] and inside(model).readers.atomic == atomic
+
+
+def test_a_hook_that_reads_a_weight_makes_no_unit_that_leaves_no_room(free_room, plans):
+    class Calls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = squares(10)
+
+        def forward(self, h):
+            for part in self.parts:
+                h = part(h)
+            return h
+
+    model, inputs, seen = nn.Sequential(Calls(), layers(4)), x(), []
+    free_room.how = "half"
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        handle = free_room.offload(model, 2 * MIB)
+        for _ in range(6):
+            assert torch.equal(model(inputs), expected)
+        before = handle.stats()
+        model[0].parts[3].register_forward_pre_hook(
+            lambda module, args: seen.append(float(module.weight.sum()))
+        )
+        plans.clear()
+        for _ in range(10):
+            assert torch.equal(model(inputs), expected)
+    after = handle.stats()
+    assert plans == [] and len(set(seen)) == 1
+    assert (after["units"], after["resident"]) == (before["units"], before["resident"])

@@ -87,14 +87,12 @@ class Model:
         self.leaving: set[int] = set()  # weights that were told to go to the CPU
         self.strange = Patience(STRANGE)  # with passes that are not as any of those before
         self.stops = learned.Stops()
-        self.bypassed = Patience(1)  # with units whose gates are not where they were
         self.touched: set[int] = set()  # pieces that were read outside of their units
         # Modules own their gates, and these own this: so nothing here may keep a module.
         self.gates: weakref.WeakSet[Gate] = weakref.WeakSet()
         self.units: list[Unit] = []
         self.known: set[str] = set()  # names of modules, when their order was last thought over
-        self.atomic: frozenset[str] = frozenset()  # modules that read what is in them
-        self.starts: frozenset[str] = frozenset()  # modules that are the first of a run
+        self.readers = outside.Readers()
         self.gives: set[str] = set()  # modules whose results were over weights' memory
         self.shown = False  # one pass has shown which those are
         self.pinned: list[str] = []
@@ -223,8 +221,9 @@ class Model:
             self.strange = Patience(STRANGE)
         calls = None if self.learning or not self.calls else self.calls
         self.coarse = self.share.fits and calls is not None
+        seen = self.readers
         choices = units.choose(
-            tops, weights.own_bytes, self.atomic, self.starts, calls, self.coarse
+            tops, weights.own_bytes, seen.atomic, seen.starts, calls, self.coarse
         )
         choices = [c for c in choices if not weights.is_kept(c, choices)]
         bindings = weights.adopt(choices, self)
@@ -465,24 +464,13 @@ class Model:
     def _see_touched(self) -> bool:
         """Weights that were read while their units were not entered: whether that is news."""
         if not self.touched:
-            self.bypassed.is_over(False)
+            self.readers.nobody()
             return False
-        names = self.weights.names
-        bypassed = outside.bypassed(self.units, names, self.touched, self.learning)
-        runs = [u for u in self.units if u.run and not self.learning and u not in bypassed]
-        others = [u for u in self.units if u not in runs and u not in bypassed]
-        if self.bypassed.is_over(bool(bypassed)):
-            pass  # the gates will be around what is there now
-        elif missed := outside.missed(runs, names, self.touched, self.starts):
-            self.starts |= missed
-        else:
-            read = outside.readers(others, names, self.touched)
-            if read <= self.atomic | {""}:
-                return False
-            self.atomic |= read - {""}
-            self.learning = True
-        self.unclean = True
-        return True
+        names, room = self.weights.names, self.station.room()
+        what = self.readers.see(self.units, names, self.touched, self.learning, room)
+        self.learning = self.learning or what == "learn"
+        self.unclean = self.unclean or bool(what)
+        return bool(what)
 
     def _see_gives(self) -> None:
         """The first pass is over. Inside of a run there need be no gates any more, but before those

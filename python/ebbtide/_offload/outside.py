@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from torch import nn
 
 from ebbtide._offload import units
 from ebbtide._offload.gates import Gate
+from ebbtide._offload.learned import Patience
 from ebbtide._offload.unit import Unit
 
 
@@ -45,19 +47,98 @@ def missed(
     return found
 
 
+class Readers:
+    """What is known of those who read weights of units that they are not in."""
+
+    def __init__(self) -> None:
+        self.atomic: frozenset[str] = frozenset()  # modules that read what is in them: units
+        self.starts: frozenset[str] = frozenset()  # modules that are the first of a run
+        self._refuted: set[str] = set()  # modules that were taken for such, and are none
+        self._bypassed = Patience(1)  # with units whose gates are not where they were
+
+    def nobody(self) -> None:
+        """A pass in which there were none."""
+        self._bypassed.is_over(False)
+
+    def see(
+        self,
+        units_: Sequence[Unit],
+        names: Mapping[nn.Module, str],
+        touched: Collection[int],
+        learning: bool,
+        room: int,
+    ) -> Literal["", "plan", "learn"]:
+        """A pass in which these pieces were read, with so much room for weights: what there is to
+        be done."""
+        around = bypassed(units_, names, touched, learning)
+        if self._bypassed.is_over(bool(around)):
+            return "plan"  # the gates will be around what is there now
+        runs = [u for u in units_ if u.run and not learning and u not in around]
+        if found := missed(runs, names, touched, self.starts):
+            self.starts |= found
+            return "plan"
+        others = [u for u in units_ if u not in runs and u not in around]
+        found, wrong = readers(others, names, touched, self._refuted, most(units_, room))
+        self._refuted |= wrong & self.atomic
+        atomic = (self.atomic | found) - self._refuted
+        if atomic == self.atomic:
+            return ""
+        self.atomic = atomic
+        return "learn"
+
+
+def most(units_: Iterable[Unit], room: int) -> tuple[int, int]:
+    """Bytes that a module may have, to be made a unit because it reads something that is in it, and
+    because it reads most of that. Two of it have to leave as much again for others; or one of it
+    a little."""
+    largest = max((u.bytes for u in units_ if not u.span), default=0)
+    return max(room // 3, largest), max(room * 4 // 5, largest)
+
+
 def readers(
-    others: Iterable[Unit], names: Mapping[nn.Module, str], touched: Collection[int]
-) -> set[str]:
-    """Modules that have read what is in modules below them."""
+    others: Sequence[Unit],
+    names: Mapping[nn.Module, str],
+    touched: Collection[int],
+    refuted: Collection[str],
+    largest: tuple[int, int],
+) -> tuple[set[str], set[str]]:
+    """Modules that have read what is in modules below them, it seems: the nearest that is not in a
+    unit, if it is not too large. And those that it seemed to be, but they were units, or in one,
+    and yet nobody was in it who read."""
     by_name = {name: module for module, name in names.items()}
     found: set[str] = set()
+    others_: set[str] = set()
     for unit in others:
         for name in _touched(unit, names, touched):
-            name = name.rpartition(".")[0]
-            while name and isinstance(by_name.get(name), units.NEVER_CALLED):
-                name = name.rpartition(".")[0]
-            found.add(name)
-    return found
+            for up in _above(name, by_name):
+                if any(f"{up}.".startswith(f"{member}.") for member in unit.names):
+                    others_.add(up)
+                elif up not in refuted:
+                    size, read = _bytes(up, others, names, touched)
+                    if size <= largest[2 * read >= size]:
+                        found.add(up)
+                    break
+    return found, others_
+
+
+def _above(name: str, by_name: Mapping[str, nn.Module]) -> Iterator[str]:
+    """The modules that one is in, from the nearest, but for the root, and those that are not
+    called."""
+    while name := name.rpartition(".")[0]:
+        if not isinstance(by_name.get(name), units.NEVER_CALLED):
+            yield name
+
+
+def _bytes(
+    name: str, units_: Iterable[Unit], names: Mapping[nn.Module, str], touched: Collection[int]
+) -> tuple[int, int]:
+    """How much is in a module, and how much of it was read."""
+    sizes: dict[int, int] = {}
+    for b in (b for unit in units_ for b in unit.bindings):
+        module = b.module()
+        if module in names and f"{names[module]}.".startswith(f"{name}."):
+            sizes[id(b.piece)] = b.piece.nbytes
+    return sum(sizes.values()), sum(sizes[key] for key in sizes.keys() & set(touched))
 
 
 def _touched(unit: Unit, names: Mapping[nn.Module, str], touched: Collection[int]) -> list[str]:
