@@ -364,3 +364,39 @@ def test_what_was_given_out_is_forgotten_when_weights_are_replaced(free_room):
         plain.load_state_dict(values)
         plain[1][0].weight.zero_()
         assert torch.equal(model(inputs), plain(inputs))
+
+
+# ---- modules put in past PyTorch's hooks ---------------------------------------------------------
+
+
+class Listed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+
+    def forward(self, h):
+        for layer in self.layers:
+            h = layer(h)
+        return h
+
+
+PUT_IN = {
+    "insert": lambda m, new: m.layers.insert(2, new),
+    "a layer twice": lambda m, new: m.layers.insert(2, copy.deepcopy(m.layers[1])),
+    "the dict": lambda m, new: m.layers._modules.__setitem__("3", new),
+    "del": lambda m, new: m.layers.__delitem__(1),
+    "pop": lambda m, new: m.layers.pop(2),
+    "append": lambda m, new: m.layers.append(new),
+}
+
+
+@pytest.mark.parametrize("how", PUT_IN)
+def test_modules_that_come_and_go_without_a_sign(room, how):
+    pair = Pair(room, Listed())
+    new = nn.Linear(WIDTH, WIDTH)
+    PUT_IN[how](pair.model, new)
+    PUT_IN[how](pair.plain, copy.deepcopy(new).cuda())
+    assert pair.same()
+    assert len(pair.handle.residency()) == len(pair.plain.layers)
+    pair.back()
+    assert all(type(part._modules) is dict for part in pair.model.modules())

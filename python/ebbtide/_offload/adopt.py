@@ -172,6 +172,8 @@ class Weights:
                 bindings += self._in_lists(module, bindings)
         self.bindings = [b for several in found.values() for b in several]
         self.lender.end()
+        for module in self.names:
+            places.watch_children(module, model)
         return found
 
     def _in_lists(self, module: nn.Module, bindings: list[Binding]) -> list[Binding]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from ebbtide import _core
 from ebbtide._offload import changed
 from ebbtide._offload.lasting import settled
+
+if TYPE_CHECKING:
+    from ebbtide._offload.model import Model
 
 NAMES = ("_parameters", "_buffers")
 
@@ -90,6 +94,71 @@ class Buffers(Places):
             dict.__delitem__(self, key)
 
 
+class Children(dict[str, Any]):
+    """The modules in a module. Most ways to put one in are seen by PyTorch's own hooks, but
+    nn.ModuleList.insert() and some libraries write to this dict itself."""
+
+    __slots__ = ("_model",)
+
+    def __init__(self, found: dict[str, Any], model: Model) -> None:
+        super().__init__(found)
+        self._model = weakref.ref(model)
+
+    def _see(self, *modules: Any) -> None:
+        model = self._model()
+        if model is not None and any(changed.weighs(module) for module in modules):
+            model.dirty()
+
+    def __setitem__(self, key: str, module: Any) -> None:
+        old = self.get(key)
+        super().__setitem__(key, module)
+        if old is not module:
+            self._see(old, module)
+
+    def __delitem__(self, key: str) -> None:
+        old = self.get(key)
+        super().__delitem__(key)
+        self._see(old)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        found = super().pop(key, *default)
+        self._see(found)
+        return found
+
+    def popitem(self) -> Any:
+        key, found = super().popitem()
+        self._see(found)
+        return key, found
+
+    def clear(self) -> None:
+        were = list(self.values())
+        super().clear()
+        self._see(*were)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for key, module in dict(*args, **kwargs).items():
+            self[key] = module
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+    def __reduce__(self) -> Any:
+        """A copy, or what was pickled, is a plain dict."""
+        return dict, (dict(self),)
+
+
+def watch_children(module: nn.Module, model: Model) -> None:
+    found = module.__dict__["_modules"]
+    if found and not isinstance(found, Children):
+        module.__dict__["_modules"] = Children(found, model)
+
+
 def take(module: nn.Module, name: str) -> Places:
     """A module's dict of this name, which is one of these from now on."""
     found = module.__dict__[name]
@@ -100,6 +169,6 @@ def take(module: nn.Module, name: str) -> Places:
 
 
 def give_back(module: nn.Module) -> None:
-    for name in NAMES:
-        if isinstance(module.__dict__.get(name), Places):
+    for name in (*NAMES, "_modules"):
+        if isinstance(module.__dict__.get(name), (Places, Children)):
             module.__dict__[name] = dict(module.__dict__[name])
