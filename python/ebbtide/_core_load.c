@@ -4,7 +4,8 @@
  * A unit is sent for piece by piece, in their order, as far as the ring has room. What is found resident
  * needs no room and counts as sent for; should it go before the unit is entered, the unit says so. The
  * pieces in the ring are cargoes of the mover, mostly one, for it grows as long as it is the last. A load
- * knows neither its unit nor its mover, which are told to it: these own it.
+ * that is lost, because Ctrl-C struck whoever was about to end it, ends with its last reference: nobody
+ * else would ever give its place in the ring back.
  *
  * In C because a model that does not fit pays for it, for each unit, while the GPU waits for the host.
  */
@@ -24,9 +25,10 @@ typedef struct load {
     PyObject_HEAD uint64_t *staged; /* of each piece so far, its place in the ring; 0: resident */
     uint64_t *cargoes;
     size_t staged_count, cargo_count;
-    uint64_t most;  /* bytes to send for together */
-    unsigned users; /* times that it has been entered and not left */
-    char whole;     /* all of it has been sent for */
+    uint64_t most;   /* bytes to send for together */
+    unsigned users;  /* times that it has been entered and not left */
+    char whole;      /* all of it has been sent for */
+    PyObject *mover; /* whose cargoes they are; NULL: they are none of its any more */
 } load;
 
 static int load_init(PyObject *self, PyObject *arguments, PyObject *keywords)
@@ -41,10 +43,18 @@ static int load_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     return 0;
 }
 
+static PyObject *end(load *l, PyObject *by, bool was_used);
+
 static void load_dealloc(PyObject *self)
 {
     load *l = (load *)self;
     PyTypeObject *type = Py_TYPE(self);
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    while (l->mover)
+        Py_XDECREF(end(l, l->mover, l->users > 0));
+    PyErr_Clear();
+    PyErr_Restore(kind, value, trace);
     free(l->staged);
     free(l->cargoes);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
@@ -171,6 +181,8 @@ static PyObject *load_advance(PyObject *self, PyObject *arguments)
         return fail(d, EBB_GONE, "the mover was closed");
     if (!ready(l, count))
         return PyErr_NoMemory();
+    if (!l->mover)
+        Py_INCREF(l->mover = by);
     ebb_status status = EBB_OK;
     while (l->staged_count < count && status == EBB_OK)
         status = send(l, mover, (unit *)of, demand);
@@ -183,19 +195,20 @@ static PyObject *load_advance(PyObject *self, PyObject *arguments)
 /* ---- using it ------------------------------------------------------------------------------------- */
 
 /* The mover, and the current stream of its device. NULL with an exception. */
-static ebb_mover *by_and_on(PyObject *self, PyObject *by, device **d, ebb_stream *stream)
+static ebb_mover *by_and_on(PyObject *by, device **d, ebb_stream *stream)
 {
-    const state *s = state_of(self);
-    if (!s)
-        return NULL;
-    if (!PyObject_TypeCheck(by, s->types[MOVER])) {
-        PyErr_SetString(PyExc_TypeError, "a load is a Mover's");
-        return NULL;
-    }
     ebb_mover *mover = mover_handle(by, d);
     if (!mover)
         fail(*d, EBB_GONE, "the mover was closed");
     return mover && stream_for(*d, Py_None, stream) == 0 ? mover : NULL;
+}
+
+static bool is_mover(PyObject *self, PyObject *by)
+{
+    const state *s = state_of(self);
+    if (s && !PyObject_TypeCheck(by, s->types[MOVER]))
+        PyErr_SetString(PyExc_TypeError, "a load is a Mover's");
+    return s && PyObject_TypeCheck(by, s->types[MOVER]);
 }
 
 static PyObject *load_use(PyObject *self, PyObject *by)
@@ -203,7 +216,7 @@ static PyObject *load_use(PyObject *self, PyObject *by)
     load *l = (load *)self;
     device *d;
     ebb_stream stream;
-    ebb_mover *mover = by_and_on(self, by, &d, &stream);
+    ebb_mover *mover = is_mover(self, by) ? by_and_on(by, &d, &stream) : NULL;
     if (!mover)
         return NULL;
     for (size_t i = 0; i < l->cargo_count; i++) {
@@ -218,35 +231,39 @@ static PyObject *load_use(PyObject *self, PyObject *by)
     Py_RETURN_NONE;
 }
 
-/* No more of it is needed: it was used, or it was not. */
-static PyObject *end(PyObject *self, PyObject *by, bool was_used)
+/* No more of it is needed: it was used, or it was not. With the last use, or without any, it is over. */
+static PyObject *end(load *l, PyObject *by, bool was_used)
 {
-    load *l = (load *)self;
     device *d;
     ebb_stream stream;
-    ebb_mover *mover = by_and_on(self, by, &d, &stream);
-    if (!mover)
-        return NULL;
-    ebb_status status = EBB_OK;
     l->users -= was_used && l->users > 0;
-    for (size_t i = 0; i < l->cargo_count; i++) {
+    PyObject *last = l->users ? NULL : l->mover;
+    if (last)
+        l->mover = NULL;
+    ebb_mover *mover = by_and_on(by, &d, &stream);
+    ebb_status status = EBB_OK;
+    for (size_t i = 0; mover && i < l->cargo_count; i++) {
         ebb_status one = was_used ? ebb_mover_done(mover, l->cargoes[i], stream)
                                   : ebb_mover_drop(mover, l->cargoes[i]);
         if (one == EBB_GONE && !was_used)
             one = EBB_OK; /* it has given way to tensors */
         status = status == EBB_OK ? one : status;
     }
-    return status == EBB_OK ? Py_NewRef(Py_None) : mover_failed(d, status);
+    PyObject *result = !mover             ? NULL
+                       : status == EBB_OK ? Py_NewRef(Py_None)
+                                          : mover_failed(d, status);
+    Py_XDECREF(last);
+    return result;
 }
 
 static PyObject *load_done(PyObject *self, PyObject *by)
 {
-    return end(self, by, true);
+    return is_mover(self, by) ? end((load *)self, by, true) : NULL;
 }
 
 static PyObject *load_drop(PyObject *self, PyObject *by)
 {
-    return end(self, by, false);
+    return is_mover(self, by) ? end((load *)self, by, false) : NULL;
 }
 
 /* ---- what it says of itself ----------------------------------------------------------------------- */

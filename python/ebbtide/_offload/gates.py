@@ -31,8 +31,9 @@ class Gate(_core.Gate):
     """Stands for a module's forward()."""
 
     def __init__(self, module: nn.Module, model: Model, name: str, root: bool = False) -> None:
-        # An instance may have a forward() of its own already.
-        self._own = module.__dict__.get("forward")
+        # An instance may have a forward() of its own already; that of a copy is its class's.
+        own = module.__dict__.get("forward")
+        self._own = None if isinstance(own, _Forward) else own
         self._module = weakref.ref(module)
         self._forward = None if self._own is not None else type(module).forward
         super().__init__(
