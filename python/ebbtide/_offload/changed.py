@@ -46,9 +46,11 @@ def is_made(model: Model, new: Any) -> bool:
 def weighs(module: nn.Module | None) -> bool:
     """Whether there are tensors in it, or ways into units."""
     for part in () if module is None else module.modules():
-        places = (part._parameters, part._buffers)
-        if any(tensor is not None for place in places for tensor in dict.values(place)):
-            return True
+        for place in (part._parameters, part._buffers):
+            # Ours would look whose unit is entered; those of torch.jit's modules are no dicts.
+            tensors = dict.values(place) if isinstance(place, dict) else place.values()
+            if any(tensor is not None for tensor in tensors):
+                return True
         if isinstance(part.__dict__.get("forward"), Gate):
             return True
     return False
