@@ -173,11 +173,11 @@ static PyObject *mover_pinned(PyObject *self, PyObject *address)
     unsigned long long at = PyLong_AsUnsignedLongLong(address);
     if (!made(m) || PyErr_Occurred())
         return NULL;
-    ebb_span piece;
-    if (ebb_host_pinned(m->device->handle, (const void *)(uintptr_t)at, &piece) != EBB_OK)
+    ebb_span whole;
+    if (ebb_host_pinned(m->device->handle, (const void *)(uintptr_t)at, &whole) != EBB_OK)
         Py_RETURN_NONE;
-    unsigned long long start = (uintptr_t)piece.start;
-    return Py_BuildValue("KK", start, start + piece.bytes);
+    unsigned long long start = (uintptr_t)whole.start;
+    return Py_BuildValue("KK", start, start + whole.bytes);
 }
 
 static PyObject *mover_give_back(PyObject *self, PyObject *arguments)

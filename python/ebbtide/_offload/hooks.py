@@ -58,8 +58,9 @@ def _buffer(module: nn.Module, name: str, what: Any) -> Any:
 
 def _module(module: nn.Module, name: str, what: Any) -> None:
     """One without weights is nothing to plan for. But it may be given some."""
-    weighs = changed.weighs(module._modules.get(name)) or changed.weighs(what)
-    for model in _models(module):
+    models = _models(module)
+    weighs = models and (changed.weighs(module._modules.get(name)) or changed.weighs(what))
+    for model in models:
         if weighs:
             model.dirty()
         elif what is not None:
