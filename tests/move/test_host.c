@@ -447,10 +447,12 @@ static void our_own_may_lie_where_a_mapping_was(void)
         puts("none came to lie there");
     CHECK_EQ(ebb_host_free(c.device, f.memory), EBB_INVALID);
     MUST(ebb_host_return(c.device, f.memory, 1000));
-    CHECK_EQ(registrations(), (unsigned)count);
+    if (c.sim)
+        CHECK_EQ(registrations(), (unsigned)count);
     while (count--)
         MUST(ebb_host_free(c.device, own[count]));
-    CHECK_EQ(registrations(), 0);
+    if (c.sim)
+        CHECK_EQ(registrations(), 0);
     munmap(f.memory, HALF);
     unlink(f.name);
     core_close(&c);
@@ -468,21 +470,24 @@ static void of_a_file_no_more_than_is_asked_for(int flags)
     const void *from, *other;
     ebb_span piece;
     CHECK_EQ(ebb_host_borrow(c.device, f.memory + LOW, 5000, &first, &from), EBB_OK);
-    CHECK_EQ(registrations(), 1);
+    if (c.sim)
+        CHECK_EQ(registrations(), 1);
     MUST(ebb_host_pinned(c.device, from, &piece));
     CHECK_EQ(piece.bytes, HIGH / PAGE * PAGE + PAGE - LOW / PAGE * PAGE);
     CHECK_EQ((uintptr_t)from - (uintptr_t)piece.start, LOW % PAGE);
     CHECK(travels(&c, v, from, 5000) && !memcmp(from, f.memory + LOW, 5000));
     CHECK_EQ(ebb_host_borrow(c.device, f.memory + HIGH - 900, 900, &first, &other), EBB_OK);
     CHECK_EQ((uintptr_t)other - (uintptr_t)from, HIGH - 900 - LOW);
-    CHECK_EQ(registrations(), 1);
+    if (c.sim)
+        CHECK_EQ(registrations(), 1);
     /* The next one begins on a page of the first: of a file that is mapped again that is no matter, and
        else it is refused. */
     ebb_status next = ebb_host_borrow(c.device, f.memory + HIGH + 100, 40000, &second, &other);
     CHECK_EQ(next, flags == MAP_PRIVATE ? EBB_OK : EBB_INVALID);
     if (next == EBB_OK) {
         CHECK(travels(&c, v, other, 40000) && !memcmp(other, f.memory + HIGH + 100, 40000));
-        CHECK_EQ(registrations(), 2);
+        if (c.sim)
+            CHECK_EQ(registrations(), 2);
         MUST(ebb_host_return(c.device, f.memory + HIGH + 100, 40000));
     }
     /* What is borrowed is pinned, wherever the span is. */
@@ -491,7 +496,8 @@ static void of_a_file_no_more_than_is_asked_for(int flags)
     MUST(ebb_host_return(c.device, f.memory + 600000, 70000));
     MUST(ebb_host_return(c.device, f.memory + LOW, 5000));
     MUST(ebb_host_return(c.device, f.memory + HIGH - 900, 900));
-    CHECK_EQ(registrations(), 0);
+    if (c.sim)
+        CHECK_EQ(registrations(), 0);
     CHECK_EQ(ebb_host_borrow(c.device, f.memory + 600000, 70000, &second, &other), EBB_OK);
     CHECK(travels(&c, v, other, 70000) && !memcmp(other, f.memory + 600000, 70000));
     MUST(ebb_host_return(c.device, f.memory + 600000, 70000));
@@ -526,7 +532,8 @@ static void what_there_is_no_memory_for_is_not_pinned(void)
     REQUIRE(memory != MAP_FAILED);
     const ebb_span within = {memory + (1 << 20), 1 << 20};
     CHECK_EQ(ebb_host_borrow(c.device, memory + (1 << 20), 4096, NULL, &from), EBB_NO_HOST_MEMORY);
-    CHECK_EQ(registrations(), 0);
+    if (c.sim)
+        CHECK_EQ(registrations(), 0);
     CHECK_EQ(ebb_host_borrow(c.device, memory + (1 << 20), 4096, &within, &from), EBB_OK);
     MUST(ebb_host_return(c.device, memory + (1 << 20), 4096));
     munmap(memory, bytes);
