@@ -186,12 +186,15 @@ static bool holds(const gate *g, const unit *u, PyObject *what, int deep)
     if (!deep || PyUnicode_Check(what) || PyLong_Check(what) || PyFloat_Check(what))
         return false;
     PyObject *items;
-    if (PyTuple_Check(what) || PyList_Check(what))
+    if (PyTuple_Check(what) || PyList_Check(what)) {
         items = PySequence_Tuple(what);
-    else if (PyDict_Check(what))
+    } else if (PyDict_Check(what)) {
         items = PyDict_Values(what);
-    else
+    } else {
         items = PyObject_CallFunctionObjArgs(g->parts_of, what, NULL);
+        deep -=
+            deep > 1; /* Python is asked: not for all that a cache of keys and values has in it */
+    }
     bool found = false;
     Py_ssize_t count = items ? PySequence_Size(items) : 0;
     for (Py_ssize_t i = 0; i < count && !found; i++) {
