@@ -67,9 +67,9 @@ def test_a_copy_of_an_offloaded_model_that_is_offloaded_is_pinned(free_room):
 
 
 def from_file(path, count=6, beside=0):
-    """A model whose weights are in a mapped file, with other things behind them."""
+    """A model whose weights are in a mapped file, with other things before them."""
     values = layers(count).state_dict()
-    torch.save({"model": values, "other": torch.randn(max(beside, 4) // 4)}, path)
+    torch.save({"other": torch.randn(max(beside, 4) // 4), "model": values}, path)
     model = layers(count)
     model.load_state_dict(torch.load(path, mmap=True)["model"], assign=True)
     return model
@@ -148,9 +148,9 @@ def test_what_is_collected_while_a_graph_is_captured(free_room, tmp_path, how):
         gc.collect()
         gc.disable()
         try:
-            del model
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph):  # which may collect garbage, too, before it begins
                 result = other(inputs)
+                del model
                 gc.collect()
                 waiting = len(host._later)
         finally:
