@@ -1,4 +1,4 @@
-"""The dicts in which an offloaded module has its parameters and its buffers."""
+"""The dicts in which an offloaded module has its parameters, its buffers and its modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,26 @@ if TYPE_CHECKING:
 NAMES = ("_parameters", "_buffers")
 
 
-class Places(_core.Places):
+class _Written:
+    """Ways to write to a dict that would not ask its __setitem__()."""
+
+    __slots__ = ()
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+
+class Places(_Written, _core.Places):
     """A dict of parked tensors, in which real ones are found while their unit is entered."""
 
     __slots__ = ()
@@ -44,19 +63,6 @@ class Places(_core.Places):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, settled(value))
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        for key, value in dict(*args, **kwargs).items():
-            self[key] = value
-
-    def setdefault(self, key: Any, default: Any = None) -> Any:
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def __ior__(self, other: Any) -> Any:
-        self.update(other)
-        return self
 
     def pop(self, key: Any, *default: Any) -> Any:
         if key not in self:
@@ -94,7 +100,7 @@ class Buffers(Places):
             dict.__delitem__(self, key)
 
 
-class Children(dict[str, Any]):
+class Children(_Written, dict[str, Any]):
     """The modules in a module. Most ways to put one in are seen by PyTorch's own hooks, but
     nn.ModuleList.insert() and some libraries write to this dict itself."""
 
@@ -134,19 +140,6 @@ class Children(dict[str, Any]):
         were = list(self.values())
         super().clear()
         self._see(*were)
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        for key, module in dict(*args, **kwargs).items():
-            self[key] = module
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def __ior__(self, other: Any) -> Any:
-        self.update(other)
-        return self
 
     def __reduce__(self) -> Any:
         """A copy, or what was pickled, is a plain dict."""
