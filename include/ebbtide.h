@@ -155,8 +155,8 @@ EBB_API ebb_status ebb_device_open(const ebb_device_options *options, ebb_device
 /*
  * Undo one open. The last one destroys the device's VBARs, waiting for their fences, and frees all.
  * EBB_OK; EBB_GONE; EBB_BUSY: a VBAR is pinned, or held by a graph, there is a mover, or host memory
- * that was not given back, or another thread is in a call, and nothing was undone; EBB_DRIVER_FAILED: the driver would not take something back. The device
- * stays open; try again.
+ * that was not given back, or another thread is in a call, and nothing was undone; EBB_DRIVER_FAILED:
+ * the driver would not take something back. The device stays open; try again.
  */
 EBB_API ebb_status ebb_device_close(ebb_device device);
 
@@ -428,12 +428,12 @@ typedef struct ebb_span {
  *
  * EBB_OK: one pinned piece holds all of it. Anything else: copy it into memory of ebb_host_alloc()
  * instead. EBB_INVALID: nothing is mapped there, or it overlaps with what is borrowed or pinned and
- * is not within, or it is pinned for another GPU alone; or it is a privately mapped file to which the program has written, or the system does
- * not say, or which cannot be had by its name any more, or not as a whole. EBB_DRIVER_FAILED: it could
- * not be pinned; EBB_NO_HOST_MEMORY: so much is not free, to be kept there for good; EBB_GONE,
- * EBB_FORKED. Blocks while pages are pinned (about 30 ms
- * per GiB that is in memory; where the system cannot tell files apart, on overlayfs, say, they are
- * compared too). While something is borrowed, the device cannot be closed (EBB_BUSY).
+ * is not within, or was pinned for another GPU; or it is a privately mapped file to which the program
+ * has written, or the system does not say, or which cannot be had by its name any more, or not as a
+ * whole. EBB_DRIVER_FAILED: it could not be pinned; EBB_NO_HOST_MEMORY: so much memory is not free to
+ * be kept; EBB_GONE, EBB_FORKED. Blocks while pages are pinned (about 30 ms per GiB that is in memory;
+ * where the system cannot tell files apart, on overlayfs, say, they are compared too). While something
+ * is borrowed, the device cannot be closed (EBB_BUSY).
  */
 EBB_API ebb_status ebb_host_borrow(ebb_device device, const void *memory, uint64_t bytes,
                                    const ebb_span *within, const void **from);

@@ -48,8 +48,8 @@ struct unit {
 
 /* ---- _core_unit_places.c ------------------------------------------------------------------------- */
 
-/* Let real tensors be found by who has entered it: `reals` says what goes where, None for the VBAR's own; or NULL. `its`: what of
-   it will be needed. false: a place is not as it was. */
+/* Let real tensors be found by who has entered it: `reals` says what goes where, None for the VBAR's own;
+   or NULL. `its`: what of it will be needed. false: a place is not as it was. */
 bool unit_install(unit *u, PyObject *reals, PyObject *its);
 
 /* Take out what was put in, where it is still there. */

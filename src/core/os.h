@@ -83,10 +83,10 @@ typedef struct ebb__mapping {
 bool ebb__os_mapping(const void *address, size_t bytes, ebb__mapping *mapping);
 
 /*
- * The file that a private mapping, or whole pages of one, is of, the same bytes of it, mapped anew to be read and shared with
- * all: a second address of what is in memory once. NULL: it cannot be had. Undone by
- * ebb__os_host_free(). *sure: it is the same file; else it may be another one in its place, as far as
- * the system says.
+ * The file that a private mapping is of, or whole pages of one: the same bytes of it, mapped anew to be
+ * read and shared with all, a second address of what is in memory once. NULL: it cannot be had. Undone
+ * by ebb__os_host_free(). *sure: it is the same file; else it may be another one in its place, as far
+ * as the system says.
  */
 void *ebb__os_file_again(const ebb__mapping *mapping, bool *sure);
 

@@ -402,9 +402,10 @@ class Weights:
                 of=done[id(piece)],
             )
             plain = _as_it_was(parked, plain)
+            if any(other is not model for other in piece.models):
+                place[key] = others[id(parked)] = plain
+                continue
             try:
-                if any(other is not model for other in piece.models):
-                    raise RuntimeError
                 torch.utils.swap_tensors(parked, plain)
             except RuntimeError:
                 place[key] = others[id(parked)] = plain

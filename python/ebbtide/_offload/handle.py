@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ebbtide import _attach, _core
+from ebbtide._offload import changed
 from ebbtide._offload.model import Model
 from ebbtide._offload.parked import Parked
-from ebbtide._offload.station import Station
 from ebbtide.sizes import parse
 from ebbtide.vbar import Device
 
@@ -154,8 +154,7 @@ def _set_limit(device: Device, size: int | None) -> bool:
 
 
 def _refuse_twice(model: nn.Module) -> None:
-    others = [m for station in list(Station._all.values()) for m in list(station.models)]
-    for other in [m for m in others if m.gates]:
+    for other in [m for m in changed.models() if m.gates]:
         parts = other.parts()
         if model in parts:
             raise ValueError("this model, or one that it is part of, is offloaded already")

@@ -1,7 +1,7 @@
 """The host's side: memory that the GPU copies from at the link's speed.
 
 Weights are packed into pinned memory, unit by unit, so that a unit is one copy; each original is
-let go of as soon as it is packed, so a model is in RAM once, and a block more. What is pinned
+let go of as soon as it is packed, so a model is in RAM once, and a unit more. What is pinned
 already, or a file that is mapped, is left where it is.
 """
 
@@ -21,7 +21,6 @@ from ebbtide import _core
 from ebbtide._offload.memory import flat
 
 ALIGNMENT = 512
-BLOCK = 1 << 30  # how much is pinned at once, if units are no larger
 
 
 # What could not be given back when it was let go of, because a graph was being captured, and what
