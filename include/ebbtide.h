@@ -354,6 +354,13 @@ EBB_API ebb_status ebb_vbar_prioritize(ebb_vbar vbar);
 EBB_API ebb_status ebb_vbar_deprioritize(ebb_vbar vbar);
 
 /*
+ * Two VBARs of a device trade importance; nothing else about them changes. One that is made to replace
+ * another gets its place so, and several are put in order without a word to the rest. EBB_OK; EBB_GONE:
+ * one of them is; EBB_INVALID: of two devices.
+ */
+EBB_API ebb_status ebb_vbar_trade(ebb_vbar vbar, ebb_vbar other);
+
+/*
  * Give up unpinned pages from the top down until `bytes` are back with the driver, or none is left;
  * lowers the watermark. *freed (may be NULL) says how many. Waits for fences. EBB_OK, EBB_GONE.
  */

@@ -152,6 +152,29 @@ static PyObject *vbar_deprioritize(PyObject *self, PyObject *unused)
     return vbar_plain((vbar *)self, ebb_vbar_deprioritize);
 }
 
+static PyObject *vbar_trade(PyObject *self, PyObject *other)
+{
+    vbar *v = (vbar *)self;
+    const state *s = state_of(self);
+    if (!s)
+        return NULL;
+    if (!PyObject_TypeCheck(other, s->types[VBAR])) {
+        PyErr_SetString(PyExc_TypeError, "not a VBAR");
+        return NULL;
+    }
+    ebb_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ebb_vbar_trade(v->handle, ((vbar *)other)->handle);
+    Py_END_ALLOW_THREADS
+    if (status == EBB_INVALID) {
+        PyErr_SetString(PyExc_ValueError, "the VBARs are on different devices");
+        return NULL;
+    }
+    if (status != EBB_OK)
+        return fail(v->device, status, "the VBAR was closed");
+    Py_RETURN_NONE;
+}
+
 static PyObject *vbar_free_memory(PyObject *self, PyObject *given)
 {
     vbar *v = (vbar *)self;
@@ -388,6 +411,8 @@ static PyMethodDef vbar_methods[] = {
     {"prioritize", vbar_prioritize, METH_NOARGS,
      "Make it the most important of its device, and lift its watermark."},
     {"deprioritize", vbar_deprioritize, METH_NOARGS, "Make it the least important of its device."},
+    {"trade", vbar_trade, METH_O,
+     "trade($self, other, /)\n--\n\nExchange importance with another VBAR of the device."},
     {"free_memory", vbar_free_memory, METH_O,
      "Give up unpinned pages from the top until so many bytes are free. How many were."},
     {"graphs_gone", (PyCFunction)(void (*)(void))vbar_graphs_gone, METH_FASTCALL | METH_KEYWORDS,

@@ -329,6 +329,24 @@ ebb_status ebb_vbar_deprioritize(ebb_vbar handle)
     return EBB_OK;
 }
 
+ebb_status ebb_vbar_trade(ebb_vbar handle, ebb_vbar with)
+{
+    WITH_VBAR(handle);
+    ebb__vbar *other = ebb__vbar_find(with);
+    if (!other) {
+        status = ebb__vbar_missing(with);
+    } else if (other->device != vbar->device) {
+        status = EBB_INVALID;
+    } else if (other != vbar) {
+        int64_t own = vbar->rank, its = other->rank;
+        rank_locked(vbar, --vbar->device->rank_bottom); /* no two may have the same */
+        rank_locked(other, own);
+        rank_locked(vbar, its);
+    }
+    ebb__leave(vbar->device, &scope);
+    return status;
+}
+
 /* The first page that begins at or above `bytes`. */
 static uint64_t page_from_locked(const ebb__vbar *vbar, uint64_t bytes) EBB__LOCKED
 {

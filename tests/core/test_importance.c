@@ -49,6 +49,35 @@ static void victims_go_least_important_first_top_down(void)
     core_close(&c);
 }
 
+static void two_that_trade_importance_change_nothing_else(void)
+{
+    core c;
+    ebb_vbar v[5];
+    CUstream s;
+    five(&c, v, &s);
+    CHECK_EQ(ebb_vbar_set_watermark(v[0], LARGE), EBB_OK);
+    int64_t rank = core_stats(v[1]).rank;
+    CHECK_EQ(ebb_vbar_trade(v[0], v[4]), EBB_OK);
+    CHECK_EQ(ebb_vbar_trade(v[2], v[1]), EBB_OK);
+    CHECK_EQ(ebb_vbar_trade(v[3], v[3]), EBB_OK);
+    CHECK_EQ(core_stats(v[2]).rank, rank);
+    CHECK_EQ(core_stats(v[0]).watermark, LARGE);
+    core_check(&c);
+    /* One without pages is in nobody's way, and has its importance all the same. */
+    ebb_vbar made = core_vbar(&c, 2 * LARGE);
+    CHECK_EQ(ebb_vbar_trade(made, v[4]), EBB_OK);
+    CHECK_EQ(ebb_vbar_trade(v[4], made), EBB_OK);
+    static const int order[] = {41, 40, 21, 20, 11, 10, 31, 30, 1, 0};
+    for (uint64_t i = 0; i < 10; i++) {
+        CHECK_EQ(victim(&c, v, (9 - i) * LARGE), order[i]);
+        core_check(&c);
+    }
+    CHECK_EQ(ebb_vbar_destroy(made), EBB_OK);
+    CHECK_EQ(ebb_vbar_trade(v[0], made), EBB_GONE);
+    CHECK_EQ(ebb_vbar_trade(made, v[0]), EBB_GONE);
+    core_close(&c);
+}
+
 static void a_weight_takes_from_less_important_ones_only(void)
 {
     core c;
@@ -234,6 +263,7 @@ static void alternating_pressure_does_not_make_it_thrash(void)
 int main(void)
 {
     RUN(victims_go_least_important_first_top_down);
+    RUN(two_that_trade_importance_change_nothing_else);
     RUN(a_weight_takes_from_less_important_ones_only);
     RUN(pinned_pages_are_passed_over);
     RUN(the_watermark_and_its_limit);

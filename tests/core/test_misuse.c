@@ -21,6 +21,7 @@ static int answers_of_vbar(ebb_vbar v, ebb_status expected)
                         ebb_vbar_graphs_gone(v, NULL),
                         ebb_vbar_prioritize(v),
                         ebb_vbar_deprioritize(v),
+                        ebb_vbar_trade(v, v),
                         ebb_vbar_free_memory(v, 1, &n),
                         ebb_vbar_set_watermark(v, 0),
                         ebb_vbar_set_watermark_limit(v, 0),

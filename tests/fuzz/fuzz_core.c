@@ -179,7 +179,7 @@ static void vbar_call(play *p)
     uint8_t which = byte(p);
     ebb_vbar vbar = any_bar(p);
     uint64_t offset;
-    switch (which % 9) {
+    switch (which % 10) {
     case 0:
         ebb_vbar_destroy(vbar);
         break;
@@ -203,6 +203,9 @@ static void vbar_call(play *p)
         break;
     case 7:
         ebb_vbar_graphs_gone(vbar, any_stream(p));
+        break;
+    case 9:
+        ebb_vbar_trade(vbar, any_bar(p));
         break;
     default:
         ebb_vbar_filled(vbar, number(p), number(p), any_stream(p));

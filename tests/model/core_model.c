@@ -363,6 +363,13 @@ void model_deprioritize(model *m, unsigned b)
     m->bars[b].rank = --m->bottom;
 }
 
+void model_trade(model *m, unsigned b, unsigned other)
+{
+    int64_t rank = m->bars[b].rank;
+    m->bars[b].rank = m->bars[other].rank;
+    m->bars[other].rank = rank;
+}
+
 uint64_t model_free_memory(model *m, unsigned b, uint64_t bytes)
 {
     model_bar *bar = &m->bars[b];

@@ -56,6 +56,7 @@ ebb_status model_filled(model *m, unsigned bar, ebb_range range);
 ebb_status model_unpin(model *m, unsigned bar, const ebb_range *ranges, unsigned count);
 void model_prioritize(model *m, unsigned bar);
 void model_deprioritize(model *m, unsigned bar);
+void model_trade(model *m, unsigned bar, unsigned other);
 uint64_t model_free_memory(model *m, unsigned bar, uint64_t bytes);
 void model_set_watermark(model *m, unsigned bar, uint64_t bytes);
 void model_set_watermark_limit(model *m, unsigned bar, uint64_t bytes);

@@ -81,6 +81,17 @@ void op_deprioritize(world *w)
     world_compare(w, (unsigned)b);
 }
 
+void op_trade(world *w)
+{
+    int a = world_any_bar(w), b = world_any_bar(w);
+    if (a < 0)
+        return;
+    model_trade(&w->m, (unsigned)a, (unsigned)b);
+    EXPECT(w, ebb_vbar_trade(w->bars[a].handle, w->bars[b].handle), EBB_OK);
+    world_compare(w, (unsigned)a);
+    world_compare(w, (unsigned)b);
+}
+
 void op_free_memory(world *w)
 {
     int b = world_any_bar(w);
@@ -320,6 +331,7 @@ static void wrong_handle(world *w)
     EXPECT(w, ebb_vbar_unpin_many(w->stale, &range, 1, NULL), EBB_GONE);
     EXPECT(w, ebb_vbar_filled(w->stale, 0, 1, NULL), EBB_GONE);
     EXPECT(w, ebb_vbar_prioritize(w->stale), EBB_GONE);
+    EXPECT(w, ebb_vbar_trade(w->stale, w->stale), EBB_GONE);
     EXPECT(w, ebb_vbar_free_memory(w->stale, 1, &out), EBB_GONE);
 }
 

@@ -82,8 +82,8 @@ void world_use(world *w, unsigned b, int which, bool write, CUstream stream);
 /* ---- core_ops.c ---------------------------------------------------------------------------------- */
 
 operation op_create, op_destroy, op_alloc, op_fault, op_fault_many, op_unpin, op_work,
-    op_prioritize, op_deprioritize, op_free_memory, op_watermark, op_watermark_limit, op_limit,
-    op_headroom, op_trim, op_stream, op_keep, op_foreign, op_pass, op_wrong;
+    op_prioritize, op_deprioritize, op_trade, op_free_memory, op_watermark, op_watermark_limit,
+    op_limit, op_headroom, op_trim, op_stream, op_keep, op_foreign, op_pass, op_wrong;
 
 void world_unpin(world *w, pin *p);
 

@@ -18,13 +18,17 @@ static const struct {
     {                                                                                              \
         op_##name, #name, share                                                                    \
     }
-    OPERATION(create, 6),      OPERATION(destroy, 4),     OPERATION(alloc, 24),
-    OPERATION(fault, 100),     OPERATION(fault_many, 40), OPERATION(unpin, 80),
-    OPERATION(work, 20),       OPERATION(prioritize, 16), OPERATION(deprioritize, 3),
-    OPERATION(free_memory, 4), OPERATION(watermark, 4),   OPERATION(watermark_limit, 3),
-    OPERATION(limit, 5),       OPERATION(headroom, 2),    OPERATION(trim, 3),
-    OPERATION(stream, 8),      OPERATION(keep, 1),        OPERATION(foreign, 4),
-    OPERATION(pass, 10),       OPERATION(wrong, 10),
+    OPERATION(create, 6),          OPERATION(destroy, 4),
+    OPERATION(alloc, 24),          OPERATION(fault, 100),
+    OPERATION(fault_many, 40),     OPERATION(unpin, 80),
+    OPERATION(work, 20),           OPERATION(prioritize, 16),
+    OPERATION(deprioritize, 3),    OPERATION(trade, 6),
+    OPERATION(free_memory, 4),     OPERATION(watermark, 4),
+    OPERATION(watermark_limit, 3), OPERATION(limit, 5),
+    OPERATION(headroom, 2),        OPERATION(trim, 3),
+    OPERATION(stream, 8),          OPERATION(keep, 1),
+    OPERATION(foreign, 4),         OPERATION(pass, 10),
+    OPERATION(wrong, 10),
 };
 
 static void start(world *w, uint64_t seed)

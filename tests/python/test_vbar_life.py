@@ -156,10 +156,25 @@ def test_the_story_of_two_models(device, load_all):
     assert load_all(*b) == [True] * 2
     assert first.free_memory("1MiB") == PAGE
     assert (shown(first), first.watermark) == ("#.....", PAGE)
+    second.trade(first)
+    assert load_all(*b) == [True] * 2  # still there
+    first.watermark = 6 * PAGE
+    assert load_all(*a) == [True] * 4 + [False] * 2
     stats = device.stats()
-    assert stats["evictions_for_weights"] == 6
+    assert stats["evictions_for_weights"] == 8
     assert stats["evictions_asked_for"] == 1
-    assert first.stats()["rank"] < second.stats()["rank"]
+    assert first.stats()["rank"] > second.stats()["rank"]
+
+
+def test_importance_is_traded_on_one_device_only(device, vbar):
+    with (
+        ebbtide.Device("sim", memory="256MiB") as other,
+        ebbtide.VBAR(other, "64MiB") as far,
+        pytest.raises(ValueError, match="different devices"),
+    ):
+        vbar.trade(far)
+    with pytest.raises(ebbtide.Gone):
+        vbar.trade(far)
 
 
 def test_watermarks(vbar, load_all):
