@@ -21,6 +21,7 @@ typedef struct visitor {
 
 struct pass {
     PyObject_HEAD unsigned depth; /* calls of the model under way */
+    unsigned times;               /* that a thread has come in, by whatever gate; it may wrap */
     char watched;                 /* Python sees to their begin and end */
     visitor *visitors;            /* threads that are in a gate, or in a run */
     size_t count, room;
@@ -131,6 +132,7 @@ int pass_begin(pass *p, bool root)
     visitor *found = mine_or_new(p);
     if (!found)
         return -1;
+    p->times += !found->gates;
     found->gates++;
     p->depth += root;
     return 0;
@@ -175,6 +177,7 @@ static PyGetSetDef getset[] = {
 
 static PyMemberDef members[] = {
     {"depth", T_UINT, offsetof(pass, depth), READONLY, "calls of the model under way"},
+    {"times", T_UINT, offsetof(pass, times), READONLY, "that a thread has come in"},
     {"watched", T_BOOL, offsetof(pass, watched), 0, "Python sees to their begin and end"},
     {NULL, 0, 0, 0, NULL},
 };

@@ -13,12 +13,11 @@ import weakref
 
 import pytest
 import torch
-from offloaded import MIB, WIDTH, at_rest, inside, layers, paged, x
+from offloaded import MIB, WIDTH, at_rest, inside, layers, x
 from torch import nn
 
 import ebbtide
 from ebbtide._offload.handle import is_parked
-from ebbtide._offload.station import Station
 
 SIMULATED = not os.environ.get("EBBTIDE_TEST_GPU")
 
@@ -80,84 +79,6 @@ def test_a_part_that_outlives_its_model_still_works(room):
         del model
         for _ in range(4):
             assert torch.equal(part(inputs), expected)
-
-
-def test_the_newest_model_comes_first_or_the_one_that_is_told_to(free_room):
-    inputs = x()
-    models = [layers(12), layers(12)]
-    size = paged(models[0])
-    with torch.no_grad():
-        expected = [copy.deepcopy(m).cuda()(inputs) for m in models]
-    free_room.of = lambda model: size + 10 * MIB
-    handles = [free_room.offload(m) for m in models]
-
-    def use():
-        with torch.no_grad():
-            for _ in range(3):
-                for model, result in zip(models, expected, strict=False):
-                    assert torch.equal(model(inputs), result)
-        return [handles[i].stats()["resident"] for i in range(len(models))]
-
-    one, other = use()
-    assert other >= size > one
-    handles[0].prioritize()
-    one, other = use()
-    assert one >= size > other
-    handles[1].prioritize()
-    one, other = use()
-    assert other >= size > one
-    models.pop()
-    assert use()[0] >= size
-
-
-def test_a_model_that_does_not_run_leaves_its_ring_to_the_others(free_room):
-    """It gets one again at once, when it does."""
-    one = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(6)))  # of 16 MiB
-    other = layers(60)
-    inputs = [x(2048), x()]
-    with torch.no_grad():
-        expected = [copy.deepcopy(m).cuda()(i) for m, i in zip((one, other), inputs, strict=True)]
-    free_room.of = lambda model: 64 * MIB
-    handles = [free_room.offload(one), free_room.offload(other)]
-
-    @torch.no_grad()
-    def run(model, passes):
-        which = model is other
-        before = handles[which].stats()
-        for _ in range(passes):
-            assert torch.equal(model(inputs[which]), expected[which])
-            assert free_room.held() <= free_room.limit
-        after = handles[which].stats()
-        assert after["one_by_one"] == 0
-        return after["streamed"] - before["streamed"]
-
-    for _ in range(2):
-        assert run(one, 5) > 0
-        ring = handles[0].stats()["ring"]
-        assert ring >= 16 * MIB
-        run(other, 20)
-        assert handles[1].stats()["ring"] == 0 and handles[1].stats()["resident"] == paged(other)
-        assert run(other, 4) == 0
-
-
-def test_models_that_take_turns_keep_their_ring(free_room, monkeypatch):
-    widths = [1024] + [WIDTH] * 9
-    models = [layers(20 * WIDTH // width, width) for width in widths]
-    inputs = [x(width) for width in widths]
-    free_room.of = lambda model: 18 * MIB
-    for model in models:
-        free_room.offload(model)
-    sizes, plain = [], Station.set_ring
-    monkeypatch.setattr(
-        Station, "set_ring", lambda self, size: sizes.append(size) or plain(self, size)
-    )
-    with torch.no_grad():
-        for passes in (8, 4):
-            sizes.clear()
-            for _ in range(passes):
-                for model, its in zip(models, inputs, strict=True):
-                    model(its)
-    assert sizes == []
 
 
 def run_threads(count, work, new_streams=True):

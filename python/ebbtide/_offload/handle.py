@@ -215,10 +215,7 @@ class Offloaded:
 
     def prioritize(self) -> None:
         """Make it the most important model of its GPU."""
-        model = self._model()
-        if model.vbar is not None:
-            model.vbar.prioritize()
-        model.tracking = True
+        self._model().prioritize()
 
     def pin(self, module: nn.Module) -> None:
         """Keep a module's weights resident before all others."""

@@ -81,6 +81,8 @@ class Model(Way):
         self.slow_entries = self.bare_entries = 0  # in all
         self.before: object = None  # what was as it is now for so many
         self.passes = 0
+        self.came = 0  # times, as the station has counted them
+        self.importance = 0  # among others; the station says
         self.settled = False
         self.sequence: Sequence_[Unit] = Sequence_()
         self.calls: list[str] = list(order or ())  # in which order modules are called
@@ -105,7 +107,7 @@ class Model(Way):
         self.moved = [0, 0]  # bytes that units streamed and filled which there are no more
         # Where tensors were, as long as offload() may still fail.
         self._were = [(tensor, tensor.device) for tensor in (*root.parameters(), *root.buffers())]
-        self.station.models.add(self)
+        self.station.arrives(self)
         self.gates.add(Gate(root, self, "", root=True))
         hooks.watch()
 
@@ -270,8 +272,10 @@ class Model(Way):
         if not size:
             self.vbar = None
             return
-        fine = size if size < FINE else 0
-        self.vbar = VBAR(self.station.device, size, rise=True, fine=fine)
+        made = VBAR(self.station.device, size, rise=True, fine=size if size < FINE else 0)
+        if self.vbar is not None:
+            made.trade(self.vbar)  # a model is as important as it was
+        self.vbar = made
         self.keep = Keep((self.vbar.address, self.vbar.address + size), self.station.ring_range)
         self.units = layout.make_units(self, choices, bindings, self.vbar, offsets)
         self.settled, self.before = False, None
@@ -473,6 +477,13 @@ class Model(Way):
                 "slow_entries": self.slow_entries,
                 "one_by_one": self.bare_entries,
             }
+
+    def prioritize(self) -> None:
+        with self.lock:
+            self.station.comes_first(self, told=True)
+            if self.vbar is not None:
+                self.vbar.prioritize()
+            self.tracking = True
 
     def pin(self, module: nn.Module) -> None:
         with self.lock:

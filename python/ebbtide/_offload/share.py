@@ -38,7 +38,8 @@ class Share:
         self.left = 0  # bytes that tensors did not need
         self.room = 0  # bytes for weights that stay
         self.likely = 0  # about the same, as can be said while a pass is being learned from
-        self.idle = 0  # passes that other models have begun since its own last one
+        self.idle = 0  # passes that other models have begun since its own last one,
+        self.missed = 0  # and bytes that came in these for which there is room in its place
         self.cautious = 0  # times that nothing is to stay
         self._outlook = b""  # what it depends on, at the last look,
         self._seen: object = None  # and what else was found then,
@@ -136,9 +137,10 @@ class Share:
         """How much of the GPU is for weights that stay: what PyTorch's tensors, which come first,
         have left of it lately. A weight in use cannot give way to them, so it must not be in their
         place. False: all is as it was."""
-        if self._knows(station, vbar, learning):
+        before, passing = others = station.before(vbar)
+        if self._knows(station, vbar, learning, others):
             return False
-        most, stats = station.device._most, vbar.stats()
+        most, stats = station.device._most - before, vbar.stats()
         size, given_up = stats["bytes"], stats["evictions_for_tensors"]
         slack = min(SLACK, max(size // 64, 2 * GRAIN))  # that would be a lot of a small model
         segments = _core.attached_stats(station.index) or {"segment_bytes": 0, "before": 0}
@@ -151,16 +153,18 @@ class Share:
             tensors = max(tensors, most - self.lowest - stats["watermark"])
             self.lowest = None
         self.peaks.append(tensors)
-        # The ring can be made smaller again, so for it the last pass counts.
-        self.left = most - max(list(self.peaks)[-3:])
+        # The ring can be made smaller again, so for it the last pass counts; and it comes before
+        # weights, whosoever they are: without it a model would stand still.
+        self.left = most + before - max(list(self.peaks)[-3:])
         room = most - slack - max(self.peaks)
-        self.likely = room if room >= size else max(room - self._least_ring(), 0)
+        fits = room - passing >= size
+        self.likely = room if fits else max(room - self._least_ring(), 0)
         unknown = learning and room < size + 4 * self.largest + size // 8
         if unknown or self.cautious:
             self.cautious = max(self.cautious - 1, 0)
             self.left = room = 0  # what it takes is not known: nothing stays
-        elif room < size:
-            room = max(room - self.ring_size(), 0)
+        elif not fits:
+            room = max(room - max(self.ring_size(), passing), 0)
         station.fit_ring()
         room = max(room, self.firm)
         self.fits = room >= size
@@ -177,14 +181,14 @@ class Share:
             vbar.watermark = room
         return True
 
-    def _knows(self, station: Station, vbar: VBAR, learning: bool) -> bool:
+    def _knows(self, station: Station, vbar: VBAR, learning: bool, others: tuple[int, int]) -> bool:
         """Whether all has been as it is now so often that what was before is forgotten."""
         outlook = station.mover.outlook(vbar)
         if outlook != self._outlook:
             self._outlook = outlook
             station.see_ring()
         own = self.largest, self.need, self.small, self.firm, self.lowest
-        seen = outlook, own, learning, station.ring, len(station.models), len(station.active())
+        seen = outlook, own, others, learning, station.ring, len(station.active())
         self._same = self._same + 1 if seen == self._seen else 0
         self._seen = seen
         # A ring that others left no room for may be had by now: that is tried, now and then.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar
 
 from ebbtide import _attach, _core
 from ebbtide._offload.timing import Link
-from ebbtide.vbar import QUIETLY, Device
+from ebbtide.vbar import QUIETLY, VBAR, Device
 
 if TYPE_CHECKING:
     from ebbtide._offload.model import Model
@@ -43,6 +44,9 @@ class Station:
         self.asking = _attach.Asking(most_setbacks=1)
         self.refused = 0  # a size that could not be had in this pass
         self.models: weakref.WeakSet[Model] = weakref.WeakSet()
+        self.newest = self.oldest = 0  # importances of models
+        self.told: Callable[[], Model | None] = lambda: None  # that is first, whoever runs
+        self.streamed = 0  # bytes, when a pass was last seen to begin
         self.lock = threading.RLock()  # of its models: one drops what others have on their way
 
     @classmethod
@@ -64,11 +68,70 @@ class Station:
             return False
         return any(other.running.depth for other in list(self.models) if other is not model)
 
+    def arrives(self, model: Model) -> None:
+        self.models.add(model)
+        self.comes_first(model)
+
+    def comes_first(self, model: Model, told: bool = False) -> None:
+        """Of all models, from now on. `told`: and not only until others run and it does not."""
+        self.newest += 1
+        model.importance = self.newest
+        if told:
+            self.told = weakref.ref(model)
+
     def begins(self, model: Model) -> None:
-        """A pass of a model, or what would be one."""
-        for other in list(self.models):
-            other.share.idle += 1
+        """A pass of a model, or what would be one, in which Python has a part. Of others' passes,
+        that have none, it is seen that there were some."""
         model.share.idle = 0
+        if len(self.models) < 2:
+            return
+        streamed = self.mover.stats()["staged"]
+        since, self.streamed = streamed - self.streamed, streamed
+        for other in list(self.models):
+            came, share = other.running.times, other.share
+            if came != other.came or other is model:
+                other.came, share.idle, share.missed = came, 0, 0
+            else:
+                share.idle += 1
+                self._sees_idle(other, since)
+        self.rank()
+
+    def _sees_idle(self, model: Model, streamed: int) -> None:
+        """Others had to stream so much, and it does not run: would they have less to, in its place?
+        To come back would take its own weights once. If they have had twice as much by now, then it
+        is the least important, until others do likewise."""
+        held = model.vbar.loaded_size if model.vbar is not None else 0
+        model.share.missed += min(streamed, held)
+        if held and model.share.missed >= 2 * held and model is not self.told():
+            self.oldest -= 1
+            model.importance, model.share.missed = self.oldest, 0
+
+    def rank(self) -> None:
+        """The VBARs, as important as their models. Others of the program keep their places."""
+        models = [m for m in list(self.models) if m.vbar is not None]
+        models.sort(key=lambda m: m.importance)
+        vbars = [m.vbar for m in models if m.vbar is not None]
+        ranks = [vbar.stats()["rank"] for vbar in vbars]
+        for to, rank in enumerate(sorted(ranks)):
+            at = ranks.index(rank)
+            if at != to:
+                vbars[at].trade(vbars[to])
+                ranks[at], ranks[to] = ranks[to], ranks[at]
+
+    def before(self, vbar: VBAR) -> tuple[int, int]:
+        """What a model has to leave to others: bytes of the GPU that more important ones have; and
+        the ring of whoever needs one."""
+        if len(self.models) < 2:
+            return 0, 0
+        rank, held, ring = vbar.stats()["rank"], 0, 0
+        for model in list(self.models):
+            its = model.vbar
+            if its is not None and its is not vbar and its.stats()["rank"] > rank:
+                held += its.loaded_size
+        for model in self.streaming():
+            if model.vbar is not vbar:
+                ring = max(ring, model.share.ring_size())
+        return held, ring
 
     def active(self) -> list[Model]:
         """The models that run, as far as is seen: not those that have not for a while, for which
@@ -76,6 +139,10 @@ class Station:
         models = list(self.models)
         most = max(IDLE, 2 * len(models))
         return [m for m in models if m.share.idle < most or m.running.depth]
+
+    def streaming(self) -> list[Model]:
+        """Those of them that do not fit: what comes passes through the ring."""
+        return [m for m in self.active() if not m.share.fits]
 
     def crowd(self) -> None:
         """Of several passes under way at once each has a unit in the ring."""
@@ -122,31 +189,34 @@ class Station:
 
     def trim(self) -> None:
         """Nothing passes through the ring if every model fits."""
-        if all(model.share.fits for model in self.active()):
+        if not self.streaming():
             self.set_ring(0)
 
     def fit_ring(self) -> None:
         """Between passes: a limit that was lowered, or tensors that have grown, make it smaller;
         more room makes it larger."""
-        most = max((m.share.ring_size() for m in self.active()), default=0)
+        most = max((m.share.ring_size() for m in self.streaming()), default=0)
         self.see_ring()
-        if self.ring > most:
+        if self.ring > most > 0:
             self.set_ring(most)
         elif 0 < self.ring < most:
             self.want_ring()
         if self.in_pieces:
             self.set_ring(self.ring)
 
-    def want_ring(self) -> bool:
+    def want_ring(self, asker: Model | None = None) -> bool:
         """A ring as large as its models want it, or as there is room for beside PyTorch's tensors,
         and at least as one unit: whether it is larger now. What is in it has to come again then, so
-        that is not tried without a prospect."""
-        models = self.active()
+        that is not tried without a prospect. The one that asks may have taken itself for one that
+        fits."""
+        models = self.streaming()
+        if asker is not None and asker not in models:
+            models.append(asker)
         wanted = max((m.share.ring_size() for m in models), default=0)
         self.see_ring()
         if self.ring >= wanted:
             return False
-        least = min(max(m.share.largest for m in models), wanted)
+        least = min(max((m.share.largest for m in models), default=0), wanted)
         room = self.room()
         size = wanted if room >= wanted else max((room - SLACK) // GRAIN * GRAIN, least)
         if size <= self.ring or size == self.refused or self._in_use():
@@ -195,7 +265,7 @@ class Station:
         if not whole and demand and model is not None:
             model.share.idle = 0  # its pass began before it was seen that something has to come
         # Between passes the ring is made as large as it should be.
-        if not whole and (demand or not self.ring) and self.want_ring():
+        if not whole and (demand or not self.ring) and self.want_ring(model):
             load = unit.load
             if load is None:  # it was in the ring that is gone
                 load = unit.load = _core.Load(self.portion(unit))
