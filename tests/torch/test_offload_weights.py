@@ -227,6 +227,77 @@ def test_conjugates_of_a_weight(free_room, how, grad):
     assert pair.same()
 
 
+WRITES = {
+    "mul_": lambda t: t.mul_(2),
+    "add_": lambda t: t.add_(torch.ones_like(t) / 8),
+    "copy_": lambda t: t.copy_(torch.arange(t.numel(), device="cuda").view(t.shape) / 1e5),
+    "from another": lambda t: t.copy_(t.roll(1, 0)),
+    "fill_": lambda t: t.fill_(0.5),
+    "zero_": lambda t: t.zero_(),
+    "a part": lambda t: t[1].sub_(0.25),
+    "set": lambda t: t.__setitem__(0, 0.125),
+    "data": lambda t: t.data.mul_(3),
+    "out": lambda t: torch.mul(t, 2, out=t),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", CONJUGATES)
+def test_what_is_written_to_a_conjugate_is_written_to_the_weight(free_room, how):
+    pair = Pair(free_room, around(Complex()))
+    for write in WRITES.values():
+        before = pair.plain[2].weight.clone()
+        for model in pair.both():
+            write(CONJUGATES[how](model[2].weight))
+        assert pair.same() and not torch.equal(pair.plain[2].weight, before)
+    pair.back()
+
+
+@torch.no_grad()
+def test_a_weight_that_is_the_conjugate_of_another(free_room):
+    """It is put into a module, copied, exchanged, and given back."""
+    pair = Pair(free_room, nn.Sequential(*around(Complex()), *around(Complex())))
+    ways = [
+        lambda first, second: setattr(second, "weight", nn.Parameter(first.weight.conj())),
+        lambda first, second: setattr(second.weight, "data", first.weight.conj()),
+        lambda first, second: second.weight.copy_(first.weight.conj() * 2),
+        lambda first, second: setattr(
+            second, "weight", nn.Parameter(copy.deepcopy(first.weight.conj()))
+        ),
+        lambda first, second: setattr(second.weight, "data", torch._neg_view(first.weight)),
+    ]
+    for way in ways:
+        for model in pair.both():
+            model[2].weight.mul_(0.5)
+            way(model[2], model[7])
+        assert pair.same()
+        pair.each(lambda model: model[2].weight.conj().add_(0.01))
+        pair.each(lambda model: model[7].weight.mul_(2))
+        assert torch.equal(*(m[7].weight.detach().cpu() for m in pair.both()))
+        copied = copy.deepcopy(pair.model)
+        assert torch.equal(copied(pair.inputs), pair.plain(pair.inputs))
+    pair.back()
+
+
+class Turning(Complex):
+    def forward(self, h):
+        result = super().forward(h)
+        self.weight = nn.Parameter(self.weight.conj(), requires_grad=False)
+        return result
+
+
+@torch.no_grad()
+def test_a_forward_that_puts_a_conjugate_in_the_place_of_its_weight(free_room):
+    pair = Pair(free_room, around(Complex()))
+    part = Turning()
+    for model in pair.both():
+        model[2] = copy.deepcopy(part).cuda()
+    for _ in range(5):
+        results = [model(pair.inputs) for model in pair.both()]
+        assert torch.equal(*results)
+        assert torch.equal(*(m[2].weight.cpu().resolve_conj() for m in pair.both()))
+
+
 IN_PLACE = {
     "unsqueeze_": lambda t: t.unsqueeze_(0),
     "squeeze_": lambda t: t.unsqueeze_(1).squeeze_(1),

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ebbtide import _core
 from ebbtide._offload import host, places, recurrent, units
 from ebbtide._offload.memory import Region, flat, regions
-from ebbtide._offload.parked import Parked, Piece, host_of, park
+from ebbtide._offload.parked import Parked, Piece, geometry, host_of, park
 from ebbtide._offload.unit import Binding
 
 if TYPE_CHECKING:
@@ -394,13 +394,7 @@ class Weights:
                 place[key] = others[id(parked)]
                 continue
             piece = parked._piece
-            plain = piece.view(
-                parked.dtype,
-                parked.size(),
-                parked.stride(),
-                parked.storage_offset(),
-                of=done[id(piece)],
-            )
+            plain = piece.view(*geometry(parked), of=done[id(piece)])
             plain = _as_it_was(parked, plain)
             if any(other is not model for other in piece.models):
                 place[key] = others[id(parked)] = plain
@@ -429,4 +423,4 @@ def _as_it_was(parked: Parked, plain: torch.Tensor) -> torch.Tensor:
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
     """Its bytes, in the order of its elements."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)

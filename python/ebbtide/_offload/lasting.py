@@ -108,6 +108,8 @@ def _parked(value: torch.Tensor, at: int, unit: Unit) -> torch.Tensor:
             value.size(),
             value.stride(),
             offset,
+            value.is_conj(),
+            value.is_neg(),
             parameter=isinstance(value, torch.nn.Parameter),
             requires_grad=value.requires_grad,
         )

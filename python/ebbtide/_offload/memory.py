@@ -27,6 +27,17 @@ def flat(storage: torch.UntypedStorage, low: int, high: int) -> torch.Tensor:
     return made.set_(storage, low, (high - low,), (1,))
 
 
+def read_as(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
+    """Its bytes are its values' conjugates, or negatives: PyTorch puts it off to compute those."""
+    tensor = torch._conj(tensor) if conj else tensor
+    return torch._neg_view(tensor) if neg else tensor
+
+
+def is_its_bytes(tensor: torch.Tensor) -> bool:
+    """And neither their conjugates nor their negatives."""
+    return not (tensor.is_conj() or tensor.is_neg())
+
+
 class Region:
     """A part of a storage, in bytes: of one tensor, or of several that overlap."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ebbtide._offload.memory import extent, flat, regions
+from ebbtide._offload.memory import extent, flat, is_its_bytes, read_as, regions
 
 if TYPE_CHECKING:
     from ebbtide._offload.model import Model
@@ -70,16 +70,19 @@ class Piece:
         size: Any,
         stride: Any,
         offset: int,
+        conj: bool = False,
+        neg: bool = False,
+        *,
         of: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """A tensor over its bytes on the host, or over those of `of`."""
+        """A tensor over its bytes on the host, or over those of `of`. The rest is as in park()."""
         base, item = self.host if of is None else of, dtype.itemsize
         start = base.storage_offset()
         if start % item:
             raise RuntimeError(f"bytes at {start} cannot be read as {dtype}")
         whole = base[: base.numel() // item * item].view(dtype)
         # A view, not another tensor over the same memory: writing it changes the bytes' version.
-        return whole.as_strided(size, stride, start // item + offset).detach()
+        return read_as(whole.as_strided(size, stride, start // item + offset).detach(), conj, neg)
 
     @property
     def source(self) -> int:
@@ -224,7 +227,7 @@ class Parked(torch.Tensor):
         """Another tensor over the same bytes, as a plain one's copy is."""
         copied = park(
             self._piece,
-            *_geometry(self),
+            *geometry(self),
             parameter=self._is_param,
             requires_grad=self.requires_grad,
         )
@@ -240,7 +243,7 @@ class Parked(torch.Tensor):
             memo[id(self._piece)] = piece
         copied = park(
             piece,
-            *_geometry(self),
+            *geometry(self),
             parameter=self._is_param,
             requires_grad=self.requires_grad,
         )
@@ -292,10 +295,10 @@ def _moving() -> bool:
     return frame is not None and frame.f_code is torch.nn.Module._apply.__code__
 
 
-def _look_at(tensor: Parked, piece: Piece, geometry: tuple[Any, ...]) -> None:
+def _look_at(tensor: Parked, piece: Piece, where: tuple[Any, ...]) -> None:
     """Let it be over other bytes, or in another way over the same."""
     old = tensor._piece
-    torch.Tensor.data.__set__(tensor, park(piece, *geometry))
+    torch.Tensor.data.__set__(tensor, park(piece, *where))
     tensor._piece = piece
     old.replaced()
 
@@ -312,27 +315,25 @@ def _views(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     base = args[0]
 
     def parked(t: Any) -> Any:
-        return park(base._piece, *_geometry(t)) if isinstance(t, torch.Tensor) else t
+        return park(base._piece, *geometry(t)) if isinstance(t, torch.Tensor) else t
 
-    made = func(_without_memory(base), *args[1:], **kwargs)
-    if any(t.is_conj() or t.is_neg() for t in tree_leaves(made) if isinstance(t, torch.Tensor)):
-        return _run(func, args, kwargs)  # bytes that are read otherwise than the weight's
-    return tree_map(parked, made)
+    return tree_map(parked, func(_without_memory(base), *args[1:], **kwargs))
 
 
 def _view_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Parked:
     """It is itself in another place of the weight from now on (t_(), unsqueeze_())."""
     tensor = args[0]
-    geometry = _geometry(func(_without_memory(tensor), *args[1:], **kwargs))
-    if geometry != _geometry(tensor):
-        _look_at(tensor, tensor._piece, geometry)
+    where = geometry(func(_without_memory(tensor), *args[1:], **kwargs))
+    if where != geometry(tensor):
+        _look_at(tensor, tensor._piece, where)
     return tensor
 
 
 def _without_memory(tensor: Parked) -> torch.Tensor:
     storage = torch.UntypedStorage(tensor._piece.nbytes, device="meta")
     meta = torch.empty(0, dtype=tensor.dtype, device="meta")
-    return meta.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    meta.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return read_as(meta, tensor.is_conj(), tensor.is_neg())
 
 
 class _Loaded:
@@ -354,9 +355,10 @@ class _Loaded:
                 part = piece.host[region.low : region.high]
                 made = torch.empty(part.numel(), dtype=torch.uint8, device=piece.device)
                 temporary[id(region)] = made.copy_(part, non_blocking=True)
-            offset = t.storage_offset() - region.low // t.dtype.itemsize
+            dtype, size, stride, offset, *bits = geometry(t)
+            offset -= region.low // dtype.itemsize
             self.values[key] = piece.view(
-                t.dtype, t.size(), t.stride(), offset, of=temporary[id(region)]
+                dtype, size, stride, offset, *bits, of=temporary[id(region)]
             )
 
     def value(self, t: Any) -> Any:
@@ -395,6 +397,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _copy(to: Parked, source: torch.Tensor, non_blocking: bool = False) -> Parked:
     """Into the weight, on the host: nothing goes to the GPU before it is used."""
     values = host_of(source) if isinstance(source, Parked) else source
+    if not is_its_bytes(to):
+        values = values.cpu()  # PyTorch fails to bring real ones from the GPU to where they go
     to._piece.before_write()
     host_of(to, look=False).copy_(values)
     to._piece.changed()
@@ -421,8 +425,8 @@ def _to_copy(
     if target.type != "cuda" or target.index not in (None, tensor.device.index):
         return None
     converted = host_of(tensor).to(dtype=dtype or tensor.dtype, copy=True, **options)
-    piece, geometry = _bytes_of(converted, tensor.device, fresh=True)
-    return park(piece, *geometry)
+    piece, where = _bytes_of(converted, tensor.device, fresh=True)
+    return park(piece, *where)
 
 
 def _bytes_of(
@@ -430,7 +434,7 @@ def _bytes_of(
 ) -> tuple[Piece, tuple[Any, ...]]:
     """The piece of a tensor's values, a copy unless it is fresh, and where in it they are."""
     if isinstance(tensor, Parked) and tensor.device == device:
-        return tensor._piece, _geometry(tensor)
+        return tensor._piece, geometry(tensor)
     values = tensor.detach()
     if not fresh:
         values = values.to("cpu", copy=True).resolve_conj().resolve_neg()
@@ -440,9 +444,10 @@ def _bytes_of(
     return Piece(part, device), (values.dtype, values.size(), values.stride(), 0)
 
 
-def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where in its memory a tensor is, as park() takes it."""
-    return tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
+def geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where in its memory a tensor is, and how that is read, as park() takes it."""
+    where = tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
+    return *where, tensor.is_conj(), tensor.is_neg()
 
 
 def park(
@@ -451,11 +456,14 @@ def park(
     size: Any,
     stride: Any,
     offset: int,
+    conj: bool = False,
+    neg: bool = False,
     *,
     parameter: bool = False,
     requires_grad: bool = False,
 ) -> Parked:
-    """A tensor of this shape in a piece, counted in elements from its start."""
+    """A tensor of this shape in a piece, counted in elements from its start. `conj`, `neg`: the
+    bytes are its values' conjugates, or negatives."""
     with torch.inference_mode(False):
         made = torch.Tensor._make_wrapper_subclass(
             Parked,
@@ -466,6 +474,8 @@ def park(
             device=piece.device,
             requires_grad=requires_grad,
         )
+    torch._C._set_conj(made, conj)
+    torch._C._set_neg(made, neg)
     _refuse_address(made)
     made._piece = piece
     if parameter:
@@ -489,4 +499,4 @@ def host_of(tensor: Parked, look: bool = True) -> torch.Tensor:
     """The values of a parked tensor where they are, on the host."""
     if look:
         tensor._piece.look()
-    return tensor._piece.view(*_geometry(tensor))
+    return tensor._piece.view(*geometry(tensor))

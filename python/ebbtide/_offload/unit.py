@@ -14,6 +14,7 @@ from torch import nn
 
 from ebbtide import _core
 from ebbtide._offload import ahead, host, units
+from ebbtide._offload.memory import read_as
 from ebbtide._offload.parked import Parked, Piece
 from ebbtide.vbar import VBAR
 
@@ -309,4 +310,5 @@ def _view(parked: Parked, flat: torch.Tensor) -> torch.Tensor:
     item = parked.dtype.itemsize
     whole = flat[: flat.numel() // item * item].view(parked.dtype)
     offset = whole.storage_offset() + parked.storage_offset()
-    return whole.as_strided(parked.size(), parked.stride(), offset).detach()
+    view = whole.as_strided(parked.size(), parked.stride(), offset).detach()
+    return read_as(view, parked.is_conj(), parked.is_neg())

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from ebbtide._offload.memory import is_its_bytes
+
 MIB = 1 << 20
 
 # PyTorch's own modules read their children's weights as they like, but for these.
@@ -186,7 +188,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout == torch.strided
         and tensor.numel() > 0
         and not tensor.is_quantized
-        and not (tensor.is_conj() or tensor.is_neg())
+        and is_its_bytes(tensor)
         and tensor.device.type in ("cpu", "cuda")
     )
 
