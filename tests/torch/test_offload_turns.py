@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
+import threading
 
 import pytest
 import torch
@@ -238,3 +240,126 @@ def test_a_model_that_would_fit_but_for_the_ring_of_others_is_planned_to_stream(
     gc.collect()
     group.run(0, times=12)
     assert group.run(0, times=2) == 0 and group.resident() == [40]
+
+
+def test_what_is_still_held_of_a_plan_before_is_nobodys_to_make_room_for(free_room):
+    group = Group(free_room, (40,), limit=66)
+    group.run(0, times=6)
+    kept = inside(group.models[0]).units[3].own
+    group.handles[0].pin(group.models[0][3])
+    group.run(0, times=4)
+    assert group.run(0, times=4) == 0 and group.resident() == [40]
+    del kept
+
+
+@pytest.mark.parametrize("passes", [(4, 4), (4, 8), (3, 5)])
+def test_two_that_take_turns_of_some_passes_do_not_take_their_room_from_one_another(
+    free_room, passes
+):
+    """Whoever has just made room, and comes back, is slower to do so."""
+    group = Group(free_room, (40, 40), limit=45)
+
+    def cycle():
+        return sum(group.run(number, times=times) for number, times in enumerate(passes))
+
+    for _ in range(8):
+        cycle()
+    order = [inside(model).importance for model in group.models]
+    # One is resident, the other one streams.
+    assert cycle() <= 40 * max(passes)
+    assert [inside(model).importance for model in group.models] == order
+
+
+class Waiting(nn.Module):
+    """Stops in the middle of a pass until it is told to go on."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.layers = layers(size)
+        self.there, self.further = threading.Event(), threading.Event()
+        self.further.set()
+
+    def forward(self, h):
+        h = self.layers(h)
+        self.there.set()
+        assert self.further.wait(60)
+        return self.layers(h)
+
+
+def test_one_in_the_middle_of_a_long_pass_does_run(free_room):
+    inputs = x()
+    models = [layers(40), Waiting(40)]
+    free_room.of = lambda model: 66 * MIB
+    handles = [free_room.offload(model) for model in models]
+    with torch.no_grad():
+        for _ in range(6):
+            for model in models:
+                model(inputs)
+    assert handles[1].stats()["resident"] == 40 * MIB
+    models[1].there.clear()
+    models[1].further.clear()
+
+    def run():
+        with torch.no_grad():
+            models[1](inputs)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert models[1].there.wait(60)
+    with torch.no_grad():
+        for _ in range(12):
+            models[0](inputs)
+    resident = handles[1].stats()["resident"]
+    models[1].further.set()
+    thread.join()
+    assert resident == 40 * MIB
+
+
+def test_one_whose_graph_is_replayed_makes_no_room_for_it_cannot(free_room, changes):
+    group = Group(free_room, (40, 40), limit=66)
+    group.run(0, 1, times=8)
+    assert group.resident()[1] == 40
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        result = group.models[1](group.inputs)
+    group.run(0, times=4)
+    changes.clear()
+    for _ in range(12):
+        graph.replay()
+        assert torch.equal(result, group.expected[1])
+        group.run(0)
+    assert changes == [] and group.resident()[1] == 40
+    del graph, result
+    group.handles[1].graphs_gone()
+
+
+def test_models_that_come_while_others_run(free_room):
+    often = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    free_room.of = lambda model: 24 * MIB
+    inputs, errors, over = x(), [], threading.Event()
+    model = layers(16)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+    free_room.offload(model)
+
+    def come():
+        try:
+            while not over.is_set():
+                ebbtide.offload(layers(2))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=come) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        with torch.no_grad():
+            for _ in range(60):
+                assert torch.equal(model(inputs), expected)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(often)
+    assert errors == []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def models() -> list[Model]:
     """All that there are."""
-    return [model for station in list(Station._all.values()) for model in list(station.models)]
+    return [model for station in Station.all() for model in station.models]
 
 
 def matters(old: Any, new: Any, of: Sequence[Model]) -> bool:

@@ -68,8 +68,9 @@ def offload(
         if not attached:
             _attach.attach()
         over = _set_limit(opened, size)
-        made.plan()
-        made.leave_gpu()  # its own weights may have been what was over the limit
+        with made.lock:  # others may run meanwhile, and share the ring
+            made.plan()
+            made.leave_gpu()  # its own weights may have been what was over the limit
         if over and _set_limit(opened, size):
             held = torch.cuda.memory_reserved(index)
             raise ValueError(
@@ -79,7 +80,8 @@ def offload(
     except BaseException:
         if size is not None:
             opened.limit = before
-        made.undo()
+        with made.lock:
+            made.undo()
         if not attached and _attach.is_attached():
             _attach.detach()
         raise

@@ -82,8 +82,8 @@ def settled(value: Any) -> Any:
         at = value.data_ptr()
     except RuntimeError:
         return value  # more than its memory
-    for station in list(Station._all.values()):
-        for model in list(station.models):
+    for station in Station.all():
+        for model in station.models:
             if not model.keep.knows(at):
                 continue
             with model.lock:

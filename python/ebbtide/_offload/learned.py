@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 LONG = 96  # passes
 STOPS = 3  # passes that end early at the same place, after which that is where they end
 ROUNDS = 4  # times that a pass may call all there is
+SLOWEST = 16  # times as slow, who has made room for nothing
 
 
 def length(called: Sequence[str], name: str, count: int) -> int:
@@ -51,6 +52,35 @@ class Patience:
         self._seen = 0
         self._enough *= 2
         return True
+
+
+class Absence:
+    """How long a model has not run, and what that has cost the others: would they have had less to
+    stream, in its place? To come back takes its own weights once. If they have streamed twice as
+    much, then it makes room. If it comes back before that was of use, it is slower to do so the
+    next time."""
+
+    def __init__(self) -> None:
+        self._passes = 0  # of others
+        self._missed = 0  # bytes that came in these for which there is room in its place
+        self._gave = 0  # after so many passes it made room
+        self._worth = 1
+
+    def goes_on(self, streamed: int, held: int) -> bool:
+        """Another pass of others, for which so much had to come: whether it is to make room."""
+        self._passes += 1
+        self._missed += min(streamed, held)
+        return 0 < 2 * self._worth * held <= self._missed
+
+    def gave_way(self) -> None:
+        self._missed, self._gave = 0, self._gave or self._passes
+
+    def ends(self) -> None:
+        """It runs."""
+        if self._gave:
+            short = self._passes < 2 * self._gave
+            self._worth = min(2 * self._worth, SLOWEST) if short else max(self._worth // 2, 1)
+        self._passes = self._missed = self._gave = 0
 
 
 class Stops:

@@ -83,6 +83,7 @@ class Model(Way):
         self.passes = 0
         self.came = 0  # times, as the station has counted them
         self.importance = 0  # among others; the station says
+        self.absence = learned.Absence()
         self.settled = False
         self.sequence: Sequence_[Unit] = Sequence_()
         self.calls: list[str] = list(order or ())  # in which order modules are called
@@ -275,6 +276,8 @@ class Model(Way):
         made = VBAR(self.station.device, size, rise=True, fine=size if size < FINE else 0)
         if self.vbar is not None:
             made.trade(self.vbar)  # a model is as important as it was
+            # Somebody may go on holding what is over the old one: nobody has to make room for that.
+            self.vbar.deprioritize()
         self.vbar = made
         self.keep = Keep((self.vbar.address, self.vbar.address + size), self.station.ring_range)
         self.units = layout.make_units(self, choices, bindings, self.vbar, offsets)

@@ -38,8 +38,7 @@ class Share:
         self.left = 0  # bytes that tensors did not need
         self.room = 0  # bytes for weights that stay
         self.likely = 0  # about the same, as can be said while a pass is being learned from
-        self.idle = 0  # passes that other models have begun since its own last one,
-        self.missed = 0  # and bytes that came in these for which there is room in its place
+        self.idle = 0  # passes that other models have begun since its own last one
         self.cautious = 0  # times that nothing is to stay
         self._outlook = b""  # what it depends on, at the last look,
         self._seen: object = None  # and what else was found then,

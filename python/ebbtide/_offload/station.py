@@ -43,7 +43,7 @@ class Station:
         # For what the ring is short of: to ask PyTorch in vain costs less than to be without it.
         self.asking = _attach.Asking(most_setbacks=1)
         self.refused = 0  # a size that could not be had in this pass
-        self.models: weakref.WeakSet[Model] = weakref.WeakSet()
+        self._models: tuple[weakref.ref[Model], ...] = ()  # another one whenever one comes
         self.newest = self.oldest = 0  # importances of models
         self.told: Callable[[], Model | None] = lambda: None  # that is first, whoever runs
         self.streamed = 0  # bytes, when a pass was last seen to begin
@@ -57,6 +57,14 @@ class Station:
                 found = cls._all[index] = cls(index)
             return found
 
+    @classmethod
+    def all(cls) -> list[Station]:
+        return [found for its in cls._all.valuerefs() if (found := its()) is not None]
+
+    @property
+    def models(self) -> list[Model]:
+        return [found for its in self._models if (found := its()) is not None]
+
     def __del__(self, quietly: AbstractContextManager[None] = QUIETLY) -> None:
         # The last model is gone. Its host memory may still be looked at, and keeps the mover.
         with quietly:
@@ -66,11 +74,12 @@ class Station:
         """Whether a pass of another model is under way."""
         if len(self.models) < 2:
             return False
-        return any(other.running.depth for other in list(self.models) if other is not model)
+        return any(other.running.depth for other in self.models if other is not model)
 
     def arrives(self, model: Model) -> None:
-        self.models.add(model)
-        self.comes_first(model)
+        with self.lock:
+            self._models = (*(its for its in self._models if its() is not None), weakref.ref(model))
+            self.comes_first(model)
 
     def comes_first(self, model: Model, told: bool = False) -> None:
         """Of all models, from now on. `told`: and not only until others run and it does not."""
@@ -87,28 +96,22 @@ class Station:
             return
         streamed = self.mover.stats()["staged"]
         since, self.streamed = streamed - self.streamed, streamed
-        for other in list(self.models):
-            came, share = other.running.times, other.share
-            if came != other.came or other is model:
-                other.came, share.idle, share.missed = came, 0, 0
+        for other in self.models:
+            came = other.running.times
+            if came != other.came or other is model or other.running.depth:
+                other.came, other.share.idle = came, 0
+                other.absence.ends()
             else:
-                share.idle += 1
-                self._sees_idle(other, since)
+                other.share.idle += 1
+                if other.absence.goes_on(since, _can_go(other)) and other is not self.told():
+                    self.oldest -= 1
+                    other.importance = self.oldest
+                    other.absence.gave_way()
         self.rank()
-
-    def _sees_idle(self, model: Model, streamed: int) -> None:
-        """Others had to stream so much, and it does not run: would they have less to, in its place?
-        To come back would take its own weights once. If they have had twice as much by now, then it
-        is the least important, until others do likewise."""
-        held = model.vbar.loaded_size if model.vbar is not None else 0
-        model.share.missed += min(streamed, held)
-        if held and model.share.missed >= 2 * held and model is not self.told():
-            self.oldest -= 1
-            model.importance, model.share.missed = self.oldest, 0
 
     def rank(self) -> None:
         """The VBARs, as important as their models. Others of the program keep their places."""
-        models = [m for m in list(self.models) if m.vbar is not None]
+        models = [m for m in self.models if m.vbar is not None]
         models.sort(key=lambda m: m.importance)
         vbars = [m.vbar for m in models if m.vbar is not None]
         ranks = [vbar.stats()["rank"] for vbar in vbars]
@@ -124,7 +127,7 @@ class Station:
         if len(self.models) < 2:
             return 0, 0
         rank, held, ring = vbar.stats()["rank"], 0, 0
-        for model in list(self.models):
+        for model in self.models:
             its = model.vbar
             if its is not None and its is not vbar and its.stats()["rank"] > rank:
                 held += its.loaded_size
@@ -136,7 +139,7 @@ class Station:
     def active(self) -> list[Model]:
         """The models that run, as far as is seen: not those that have not for a while, for which
         the ring need have no room. Where many take turns, a while is longer."""
-        models = list(self.models)
+        models = self.models
         most = max(IDLE, 2 * len(models))
         return [m for m in models if m.share.idle < most or m.running.depth]
 
@@ -147,12 +150,12 @@ class Station:
     def crowd(self) -> None:
         """Of several passes under way at once each has a unit in the ring."""
         self.crowded = True
-        for model in list(self.models):
+        for model in self.models:
             model.share.whole_ring()
 
     def drop_loads(self) -> None:
         """What no model is using yet goes out of the ring."""
-        for model in list(self.models):
+        for model in self.models:
             model.drop_loads()
 
     def see_ring(self) -> None:
@@ -162,11 +165,11 @@ class Station:
             self.given_up = stats["given_up"]
             self.ring = stats["ring"]
             self.in_pieces = stats["pieces"] > 1
-            for model in list(self.models):
+            for model in self.models:
                 model.share.ring_gave_way(self.ring)
 
     def _in_use(self) -> bool:
-        models = list(self.models)
+        models = self.models
         for model in models:
             if model.resting is not None and not model.resting.depth:
                 model.end_rest()
@@ -272,7 +275,7 @@ class Station:
             whole = load.advance(self.mover, unit, demand)
         if not whole and demand:
             # What others have in the ring, and do not use yet, must go.
-            for model in list(self.models):
+            for model in self.models:
                 model.drop_loads(but=unit)
             if unit.load is load:  # or that has gone, too, for a ring that was refused
                 whole = load.advance(self.mover, unit, demand)
@@ -288,3 +291,8 @@ class Station:
         if not load.cargoes and not demand:
             unit.load = None
         return whole
+
+
+def _can_go(model: Model) -> int:
+    """Bytes of the GPU that a model has and can do without: not what is kept for a graph."""
+    return 0 if model.vbar is None else model.vbar.loaded_size - model.vbar.stats()["held"]
