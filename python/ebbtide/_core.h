@@ -152,6 +152,9 @@ bool unit_small(const unit *u);
 int unit_go_in(unit *u);
 int unit_go_out(unit *u);
 
+/* The current stream of its GPU. 0, or -1 with an exception. */
+int unit_stream(unit *u, ebb_stream *stream);
+
 /* A number that is this thread's, and was and will be no other one's. */
 uint64_t this_thread(void);
 
@@ -198,10 +201,14 @@ const uint64_t *load_staged(PyObject *self, size_t *count);
 
 typedef struct pass pass;
 
-/* The run that this thread is in, borrowed, or NULL; and another one, or none. 0, or -1 with an
-   exception. */
+/* The run that this thread is in, borrowed, or NULL; and another one, or none, from the current stream on.
+   0, or -1 with an exception. */
 PyObject *pass_run(const pass *p);
 int pass_set_run(pass *p, PyObject *run);
+
+/* Whether this thread is in that run, and came into it on another stream than the current one: which has
+   not waited for its weights, and would not be waited for. 1, 0, or -1 with an exception. */
+int pass_strays(const pass *p, PyObject *run);
 
 /* Whether Python has to see a call of the model begin, or end: somebody wants to, or this thread is in a
    run that nobody has left. */

@@ -264,7 +264,12 @@ static PyObject *by_and_by(PyObject *self, PyObject *args, PyObject *kwargs)
     gate *g = (gate *)self;
     PyObject *its = g->unit;
     Py_INCREF(its);
-    if (g->enters) {
+    int strays = g->run ? pass_strays(calls_of(g), its) : 0;
+    if (strays < 0) {
+        Py_DECREF(its);
+        return NULL;
+    }
+    if (g->enters || strays) {
         PyObject *name = PyUnicode_InternFromString("_in");
         PyObject *entered = name ? PyObject_CallMethodObjArgs(self, name, NULL) : NULL;
         Py_XDECREF(name);
@@ -305,10 +310,13 @@ static PyObject *call(PyObject *self, PyObject *args, PyObject *kwargs)
     bool enters = g->enters;
     if (plain && g->root) {
         plain = !pass_is_watched(calls_of(g));
-    } else if (plain && enters && g->run) {
+    } else if (plain && g->run) {
         const PyObject *run = pass_run(calls_of(g));
-        enters = run != g->unit;
-        plain = !run || !enters;
+        int strays = run ? pass_strays(calls_of(g), g->unit) : 0;
+        if (strays < 0)
+            return NULL;
+        plain = !strays && (!enters || !run || run == g->unit);
+        enters = enters && run != g->unit;
     }
     /* Another may be in its place at any time: when a stream is met for the first time, too. */
     PyObject *its = g->unit;

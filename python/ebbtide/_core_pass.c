@@ -1,6 +1,7 @@
 /*
  * Pass, what the gates of one model share: how many calls of the model are under way, whether Python has
- * to see them begin and end, and of each thread how many gates it is in, and in which run of modules.
+ * to see them begin and end, and of each thread how many gates it is in, and in which run of modules, on
+ * which stream.
  *
  * Gates are counted here and not in Python because nothing comes in between: wherever Ctrl-C strikes, a
  * thread that has left all its gates is known to be in none.
@@ -16,7 +17,8 @@
 typedef struct visitor {
     uint64_t thread;
     unsigned gates;
-    PyObject *run; /* owned; or NULL */
+    PyObject *run;     /* owned; or NULL */
+    ebb_stream stream; /* that was the current one when it came into the run */
 } visitor;
 
 struct pass {
@@ -111,15 +113,28 @@ PyObject *pass_run(const pass *p)
 
 int pass_set_run(pass *p, PyObject *run)
 {
+    ebb_stream stream = NULL;
+    if (run && unit_stream((unit *)run, &stream) < 0) /* first, for it may run anything */
+        return -1;
     visitor *found = run ? mine_or_new(p) : mine(p);
     if (!found)
         return run ? -1 : 0;
     PyObject *old = found->run;
     Py_XINCREF(run);
     found->run = run;
+    found->stream = stream;
     let_go(p, found);
     Py_XDECREF(old);
     return 0;
+}
+
+int pass_strays(const pass *p, PyObject *run)
+{
+    const visitor *found = mine(p);
+    if (!found || !run || found->run != run)
+        return 0;
+    ebb_stream before = found->stream, now;
+    return unit_stream((unit *)run, &now) < 0 ? -1 : now != before;
 }
 
 bool pass_is_watched(const pass *p)
@@ -159,8 +174,34 @@ static PyObject *get_run(PyObject *self, void *unused)
 static int set_run(PyObject *self, PyObject *run, void *unused)
 {
     (void)unused;
-    return pass_set_run((pass *)self, run && run != Py_None ? run : NULL);
+    run = run != Py_None ? run : NULL;
+    const state *s = state_of(self);
+    if (run && (!s || !PyObject_TypeCheck(run, s->types[UNIT]))) {
+        PyErr_Format(PyExc_TypeError, "a run is a unit, not %R", run);
+        return -1;
+    }
+    return pass_set_run((pass *)self, run);
 }
+
+static PyObject *get_stream(PyObject *self, void *unused)
+{
+    (void)unused;
+    const visitor *found = mine((pass *)self);
+    return PyLong_FromVoidPtr(found ? found->stream : NULL);
+}
+
+static PyObject *strays(PyObject *self, PyObject *run)
+{
+    int answer = pass_strays((pass *)self, run);
+    return answer < 0 ? NULL : PyBool_FromLong(answer);
+}
+
+static PyMethodDef methods[] = {
+    {"strays", strays, METH_O,
+     "strays($self, run, /)\n--\n\nWhether this thread is in that run, and came into it on another "
+     "stream than the current one."},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyObject *get_gates(PyObject *self, void *unused)
 {
@@ -172,6 +213,7 @@ static PyObject *get_gates(PyObject *self, void *unused)
 static PyGetSetDef getset[] = {
     {"gates", get_gates, NULL, "how many this thread is in", NULL},
     {"run", get_run, set_run, "the run that this thread is in, or None", NULL},
+    {"stream", get_stream, NULL, "on which it came into that", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -188,6 +230,7 @@ static PyType_Slot slots[] = {
     {Py_tp_clear, (void *)pass_clear},
     {Py_tp_dealloc, (void *)pass_dealloc},
     {Py_tp_getset, getset},
+    {Py_tp_methods, methods},
     {Py_tp_members, members},
     {0, NULL},
 };

@@ -219,7 +219,7 @@ static void step_out(unit *u)
 
 /* ---- methods ------------------------------------------------------------------------------------- */
 
-static int own_stream(unit *u, ebb_stream *stream)
+int unit_stream(unit *u, ebb_stream *stream)
 {
     if (!u->vbar) {
         fail(NULL, EBB_GONE, "");
@@ -231,7 +231,7 @@ static int own_stream(unit *u, ebb_stream *stream)
 int unit_go_in(unit *u)
 {
     ebb_stream stream;
-    if (own_stream(u, &stream) < 0)
+    if (unit_stream(u, &stream) < 0)
         return -1;
     if (u->depth || u->stale || !unit_pin_runs(u, stream, false))
         return 0;
@@ -265,7 +265,7 @@ static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
     if (!s ||
         !PyArg_ParseTuple(arguments, "O!O!O!", s->types[LOAD], &brought, &PyList_Type, &reals,
                           s->types[AHEAD], &its) ||
-        own_stream(u, &stream) < 0)
+        unit_stream(u, &stream) < 0)
         return NULL;
     const uint64_t *staged = load_staged(brought, &count);
     if (count != u->piece_count || (size_t)PyList_Size(reals) != u->swap_count) {
@@ -303,7 +303,7 @@ static PyObject *unit_enter_again(PyObject *self, PyObject *unused)
     (void)unused;
     unit *u = (unit *)self;
     ebb_stream stream;
-    if (own_stream(u, &stream) < 0)
+    if (unit_stream(u, &stream) < 0)
         return NULL;
     if (!u->depth)
         Py_RETURN_FALSE;
@@ -334,7 +334,7 @@ static int look_for_writes(unit *u)
 int unit_go_out(unit *u)
 {
     ebb_stream stream;
-    if (own_stream(u, &stream) < 0)
+    if (unit_stream(u, &stream) < 0)
         return -1;
     if (!u->depth) {
         fail(u->vbar->device, EBB_NOT_PINNED, "leave() goes with an enter()");

@@ -116,7 +116,7 @@ class Gate(_core.Gate):
     def _visit(self, args: Any, kwargs: Any) -> Any:
         """A module of the model."""
         model, unit = self.model, self.unit
-        if self.enters:
+        if self.enters or (self.run and model.running.strays(unit)):
             unit = model.enter(self)
         try:
             return self._checked(unit, self._run(args, kwargs))

@@ -118,7 +118,7 @@ def _is_pinned(choice: units.Choice, pinned: list[str]) -> bool:
 def _put_gates(model: Model, choice: units.Choice, unit: Unit) -> None:
     last = len(choice.members) - 1
     for i, module in enumerate(choice.members):
-        inside = not model.learning and 0 < i < last
+        inside = not model.learning and 0 < i < last and choice.is_small
         if inside and model.shown and not model.needs_gate(choice.names[i], module):
             continue
         gate = module.__dict__.get("forward")

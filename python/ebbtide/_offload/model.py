@@ -92,6 +92,8 @@ class Model(Way):
         self.strange = Patience(STRANGE)  # with passes that are not as any of those before
         self.stops = learned.Stops()
         self.touched: set[int] = set()  # pieces that were read outside of their units
+        self.apart: set[str] = set()  # modules that run on another stream than those before them
+        self.strayed = False  # that is news
         # Modules own their gates, and these own this: so nothing here may keep a module.
         self.gates: weakref.WeakSet[Gate] = weakref.WeakSet()
         self.units: list[Unit] = []
@@ -227,7 +229,7 @@ class Model(Way):
         self.coarse = self.share.fits and calls is not None
         seen = self.readers
         choices = units.choose(
-            tops, weights.own_bytes, seen.atomic, seen.starts, calls, self.coarse
+            tops, weights.own_bytes, seen.atomic, seen.starts, calls, self.coarse, self.apart
         )
         choices = [c for c in choices if not weights.is_kept(c, choices)]
         bindings = weights.adopt(choices, self)
@@ -241,7 +243,7 @@ class Model(Way):
         hooks.hook_state(list(weights.names))
         pieces = {id(b.piece) for b in weights.bindings}
         self.handed = {key: piece for key, piece in self.handed.items() if key in pieces}
-        self.unclean = False
+        self.unclean = self.strayed = False
         self.tracking = True
         self.share.largest = max((u.bytes for u in self.units if not u.span), default=0)
         self.share.forget_needs()
@@ -322,7 +324,7 @@ class Model(Way):
     def watch(self) -> None:
         """Whether the next pass has something to be seen to, at its begin or at its end."""
         with self.lock:  # or what another thread has just seen would be lost
-            busy = self.tracking or self.unclean or self.handed or self.touched
+            busy = self.tracking or self.unclean or self.handed or self.touched or self.strayed
             self.running.watched = bool(busy)
 
     def failed(self, out_of_memory: bool) -> None:
@@ -379,7 +381,7 @@ class Model(Way):
 
     def _end(self) -> None:
         """What the pass has shown."""
-        if not self.tracking and not self.touched and not self.unclean:
+        if not (self.tracking or self.touched or self.unclean or self.strayed):
             return
         if self._busy():
             return
@@ -404,8 +406,8 @@ class Model(Way):
             self.calls = self.called
             self.learning = False
             self.plan()
-        elif self.coarse and not self.share.fits and not self.unclean:
-            self.plan()  # smaller units, which can come in time
+        elif not self.unclean and (self.strayed or (self.coarse and not self.share.fits)):
+            self.plan()  # runs without what has strayed; or smaller units, which can come in time
         elif not self.unclean and self.flips.is_over(self._runs_should_stay() != self.runs_stay):
             self.plan()
         elif self.unclean or restless:
@@ -438,11 +440,14 @@ class Model(Way):
         return bool(what)
 
     def _see_gives(self) -> None:
-        """The first pass is over. Inside of a run there need be no gates any more, but before those
-        whose results have to be looked at."""
+        """The first pass is over. Inside of a run of many small layers there need be no gates any
+        more, but before those whose results have to be looked at. Of a few they cost nothing, and
+        show when one runs on another stream."""
         self.shown = True
         for gate in list(self.gates):
             if gate.enters or gate.leaves or gate.root:
+                continue
+            if gate.unit is not None and not gate.unit.small:
                 continue
             if not self.needs_gate(gate.name, gate.__self__):
                 gate.remove()

@@ -9,7 +9,7 @@ modules that are not looked into.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -70,11 +70,12 @@ def choose(
     starts: frozenset[str] = frozenset(),
     calls: list[str] | None = None,
     coarse: bool = False,
+    apart: Collection[str] = frozenset(),
 ) -> list[Choice]:
     """The units of a model, or of what is left of one, in the order in which they run. `size_of`
     says how many bytes of weights a module has by itself; `starts` names those that are the
     first of a run; `calls`, once that is known, in which order modules were called; `coarse`, that
-    they may be large."""
+    they may be large; `apart` names those that are in no run."""
     sizes: dict[nn.Module, int] = {}
     measured: set[nn.Module] = set()
     total = sum(_measure(top, size_of, sizes, measured) for _, top in tops)
@@ -84,7 +85,7 @@ def choose(
     seen: set[nn.Module] = set()
     choices = [c for name, top in tops for c in _walk(top, name, cap, sizes, size_of, atomic, seen)]
     if calls is None:
-        return _gather(choices, target, starts)
+        return _gather(choices, target, starts, apart)
     first = {name: at for at, name in reversed(list(enumerate(calls)))}
 
     def when(choice: Choice) -> int | None:
@@ -97,7 +98,7 @@ def choose(
     called = [c for c in choices if c.span or when(c) is not None]
     called.sort(key=lambda c: -1 if (at := when(c)) is None else at)
     # What was called again in between is no part of a run.
-    again = {name for name in first if calls.count(name) > 1}
+    again = {name for name in first if calls.count(name) > 1}.union(apart)
     never = [c for c in choices if not c.span and when(c) is None]
     return _gather(called, target, starts, again) + never
 
@@ -156,7 +157,7 @@ def _gather(
     choices: list[Choice],
     target: Sequence[int],
     starts: frozenset[str],
-    alone: frozenset[str] | set[str] = frozenset(),
+    alone: Collection[str] = frozenset(),
 ) -> list[Choice]:
     """Those that follow one another become one, until it is of a good size: that of a few, of many
     small ones, or of a lot."""

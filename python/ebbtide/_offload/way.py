@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -52,11 +53,16 @@ class Way:
     known: set[str]
     units: list[Unit]
     resting: Unit | None
+    apart: set[str]
+    strayed: bool
 
     def plan(self) -> None:
         raise NotImplementedError
 
     def dirty(self) -> None:
+        raise NotImplementedError
+
+    def watch(self) -> None:
         raise NotImplementedError
 
     def _begin(self) -> None:
@@ -81,8 +87,14 @@ class Way:
                 return None  # another thread has just planned anew: they come one by one, this time
             self.end_rest(but=unit)
             if gate.run and self.running.run is unit and not self._round(gate):
-                self.called.append(gate.name)
-                return unit
+                if not self.running.strays(unit):
+                    self.called.append(gate.name)
+                    return unit
+                # Each stream waits for what comes for it, and is waited for: so this time the run
+                # is entered once more, and from now on this one is for itself.
+                self.apart.add(gate.name)
+                self.strayed = True
+                self.watch()
             if not unit.span:
                 self._leave_run()
             before, times = unit, unit.depth + unit.bare
@@ -236,8 +248,21 @@ class Way:
     def _leave_run(self) -> None:
         run = self.running.run
         if run is not None:
-            self.running.run = None
-            self._leave(run)
+            with self._where_it_came_in():
+                self.running.run = None
+                self._leave(run)
+
+    def _where_it_came_in(self) -> AbstractContextManager[Any]:
+        """The stream on which this thread has come into its run, by which it goes out, too: who
+        comes next may be on another one."""
+        stream = self.running.stream
+        if stream == torch._C._cuda_getCurrentRawStream(self.index):
+            return contextlib.nullcontext()
+        device = self.torch_device
+        default = torch.cuda.default_stream(device)
+        if stream == default.cuda_stream:
+            return torch.cuda.stream(default)
+        return torch.cuda.stream(torch.cuda.ExternalStream(stream, device))
 
     def _leave(self, unit: Unit, stays: bool = False) -> None:
         """`stays`: what it has in the ring does, for the next who enters it."""
@@ -309,11 +334,13 @@ class Way:
             run = self.running.run
             if run is None:
                 return
+            where = self._where_it_came_in()
             self.running.run = None
             if not self.rootless:
                 self.rootless = True
                 self.dirty()
-            self._leave(run, stays=not run.stale)
+            with where:
+                self._leave(run, stays=not run.stale)
 
     def end_rest(self, but: Unit | None = None) -> None:
         """Another unit comes, or the ring changes: what was kept for a run goes."""
