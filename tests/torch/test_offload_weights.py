@@ -657,3 +657,66 @@ def test_a_weight_of_two_models(room):
         other[2][0].weight.fill_(0.01)
         plain[1][2][0].weight.fill_(0.01)
         assert same((other, plain[1]))
+
+
+# ---- attributes of weights ----------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """As quantizers have it: what belongs to a weight is an attribute of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 20)
+        self.weight.scale, self.weight.times = 1.0, 0
+        self.register_buffer("table", torch.randn(WIDTH, WIDTH) / 20)
+        self.table.factor = 0.5
+
+    def forward(self, h):
+        self.weight.times += 1
+        h = h @ self.weight * self.weight.scale * self.weight.times
+        return h @ self.table * self.table.factor
+
+
+@torch.no_grad()
+def test_attributes_of_weights_are_theirs_in_use_and_at_rest(room):
+    model = around(Scaled())
+    plain = around(Scaled()).cuda()
+    plain.load_state_dict(model.state_dict())
+    for part in (plain[2], model[2]):
+        part.weight.scale, part.weight.times, part.table.factor = 1.0, 0, 0.5
+    inputs = x()
+    handle = room.offload(model)
+    for scale in (1.0, 1.0, 2.0, 3.0, 3.0):
+        for part in (plain[2], model[2]):
+            part.weight.scale, part.table.factor = scale, scale / 4
+        assert torch.equal(model(inputs), plain(inputs))
+        assert model[2].weight.times == plain[2].weight.times
+    handle.pin(model[2])  # planned anew
+    for part in (plain[2], model[2]):
+        part.weight.fresh = [1]
+        part.weight.times -= 3
+        del part.weight.scale
+        part.weight.scale = 0.25
+    for _ in range(3):
+        assert torch.equal(model(inputs), plain(inputs))
+    assert model[2].weight.fresh == [1]
+    weight, table = handle.restore()[2].weight, model[2].table
+    assert (weight.scale, weight.times) == (0.25, plain[2].weight.times)
+    assert table.factor == plain[2].table.factor == 0.75
+
+
+@torch.no_grad()
+def test_a_weight_in_use_is_copied_with_its_attributes(free_room):
+    class Copies(Scaled):
+        def forward(self, h):
+            made = copy.deepcopy(self.table)
+            return h @ made * made.factor
+
+    model = nn.Sequential(Copies())
+    plain = copy.deepcopy(model).cuda()
+    plain[0].table.factor, plain[0].weight.scale, plain[0].weight.times = 0.5, 1.0, 0
+    free_room.offload(model, more=24 * MIB)
+    inputs = x()
+    for _ in range(3):
+        assert torch.equal(model(inputs), plain(inputs))

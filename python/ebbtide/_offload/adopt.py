@@ -333,13 +333,13 @@ class Weights:
 
     # ---- what the model writes -------------------------------------------------------------------
 
-    def save(self, b: Binding, made: Any) -> bool:
+    def save(self, b: Binding, made: torch.Tensor, versions: dict[int, int]) -> bool:
         """If the model itself has written to a weight, which `made` stands for, the host gets its
         values. True: it is a buffer, and stays on the GPU from now on, for it is likely to be
         written again."""
-        if made._ebbtide_version == made._version:
+        if versions[id(made)] == made._version:
             return False
-        made._ebbtide_version = made._version
+        versions[id(made)] = made._version
         with torch.no_grad():
             values, old = made.detach().cpu(), host_of(b.parked)
             if torch.equal(_raw(values), _raw(old)):

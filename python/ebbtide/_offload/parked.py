@@ -57,6 +57,10 @@ class Piece:
         self.loan: Any = None  # a file's: not to be written
         self.version = self.host._version
 
+    def __reduce__(self) -> Any:
+        """A weight in use has it among its attributes. A copy that a forward makes needs none."""
+        return type(None), ()
+
     def move(self, place: torch.Tensor) -> None:
         """To another place on the host, with its values."""
         with torch.no_grad():

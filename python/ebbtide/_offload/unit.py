@@ -146,7 +146,8 @@ class Unit(_core.Unit):
         for b in bindings:
             at = offsets[id(b.piece)] - low
             found[id(b.parked)] = (b.parked, base[at : at + b.piece.nbytes])
-        self.own = reals(found)  # by parked tensor, the one over the VBAR
+        self.versions: dict[int, int] = {}  # by tensor, when it was last looked at
+        self.own = self._reals(found)  # by parked tensor, the one over the VBAR
         swaps = []
         for b in bindings:
             goes_in = b.of(self.own[id(b.parked)])
@@ -197,7 +198,7 @@ class Unit(_core.Unit):
                 base, at = places[number]
                 at += self.offsets[id(b.piece)] - self.groups[number].offset
                 found[id(b.parked)] = (b.parked, base[at : at + b.piece.nbytes])
-        passing = reals(found)
+        passing = self._reals(found)
         goes_in = [
             b.of(passing[id(b.parked)]) if id(b.parked) in passing else None for b in self.bindings
         ]
@@ -205,6 +206,11 @@ class Unit(_core.Unit):
             self.views.clear()
         made = Tensors(bases, goes_in, passing, self._ahead(self.bindings, passing))
         self.views[key] = made
+        return made
+
+    def _reals(self, found: dict[int, tuple[Parked, torch.Tensor]]) -> dict[int, torch.Tensor]:
+        made = reals(found)
+        self.versions.update({id(tensor): tensor._version for tensor in made.values()})
         return made
 
     def _over(
@@ -297,12 +303,9 @@ def reals(found: dict[int, tuple[Parked, torch.Tensor]]) -> dict[int, torch.Tens
             else view.detach()
             for key, view in views.items()
         }
+        # Whatever is an attribute of the one is of all: quantizers keep their scales there.
         for key, (parked, _) in found.items():
-            tensor = made[key]
-            tensor._ebbtide_version = tensor._version
-            for name, value in parked.__dict__.items():
-                if name not in ("_piece", "_is_param"):
-                    setattr(tensor, name, value)
+            made[key].__dict__ = parked.__dict__
         return made
 
 

@@ -300,7 +300,7 @@ class Way:
     def save_written(self, unit: Unit) -> None:
         """Weights that the model itself has written to: the host gets their values."""
         for b, made in unit.now():
-            if self.weights.save(b, made):
+            if self.weights.save(b, made, unit.versions):
                 self.dirty()
 
     def drop_loads(self, but: Unit | None = None) -> None:
