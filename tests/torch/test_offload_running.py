@@ -148,6 +148,36 @@ def test_inference_mode(room):
 # ---- limits -------------------------------------------------------------------------------------
 
 
+def casting(on=True):
+    return torch.autocast("cuda", torch.bfloat16) if on else contextlib.nullcontext()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("own", [False, True])
+def test_autocast(room, own):
+    """It keeps what it makes of weights: of one that streams, there is no room for that."""
+
+    class Casts(nn.Sequential):
+        def forward(self, h):
+            with casting(own):
+                return super().forward(h)
+
+    model, inputs = Casts(*layers(32)), x()
+    plain = copy.deepcopy(model).cuda()
+    with casting():
+        expected = plain(inputs)
+    del plain
+    handle = room.offload(model)
+    for _ in range(2):
+        with casting(not own):
+            for _ in range(4):
+                assert torch.equal(model(inputs), expected)
+                assert torch.is_autocast_cache_enabled()
+        assert room.held() <= room.limit
+    stats = handle.stats()
+    assert (stats["streamed"] > 0) == (room.how != "all") and stats["one_by_one"] == 0
+
+
 class Grows(nn.Module):
     """An activation that comes in the middle."""
 
