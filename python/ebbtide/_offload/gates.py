@@ -128,7 +128,7 @@ class Gate(_core.Gate):
         """The model itself."""
         model = self.model
         model.begin()
-        # Under autocast PyTorch keeps what it makes of each weight, until all of the model is there.
+        # Under autocast PyTorch keeps what it makes of each weight, until all of them are there.
         keeps = not model.share.fits and torch.is_autocast_cache_enabled()
         try:
             if keeps:
