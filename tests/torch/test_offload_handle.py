@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from offloaded import MIB, WIDTH, inside, layers, paged, x
+from offloaded import MIB, WIDTH, inside, is_plain, layers, paged, x
 from torch import nn
 
 import ebbtide
@@ -240,6 +240,99 @@ def test_tensors_that_are_over_the_limit_are_told_of_and_nothing_is_changed(free
         free_room.same(model, x())
 
 
+@pytest.mark.parametrize("how", ["restored", "on the CPU", "deleted"])
+def test_a_limit_goes_with_the_last_model(free_room, how):
+    one, other = layers(6), layers(4)
+    with free_room.device() as card:
+        card.limit = before = torch.cuda.memory_reserved() + 300 * MIB
+        free_room.of = lambda model: 40 * MIB
+        first, second = free_room.offload(one), ebbtide.offload(other)
+        kept = [other.forward]  # as who wraps it does
+        first.restore()
+        assert card.limit == free_room.limit < before
+        free_room.of = lambda model: 50 * MIB
+        first = free_room.offload(one)
+        second.restore()
+        assert card.limit == free_room.limit < before
+        if how == "deleted":
+            del one
+        else:
+            kept.append(one.forward)
+            first.restore() if how == "restored" else one.cpu()
+        assert card.limit == before
+        assert kept and torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda").numel()
+        ebbtide.offload(other)
+        assert card.limit == before
+
+
+def test_a_limit_that_somebody_else_has_set_stays(free_room):
+    model, (low, high) = layers(4), (torch.cuda.memory_reserved() + n * MIB for n in (100, 300))
+    free_room.of = lambda model: 40 * MIB
+    with free_room.device() as card:
+        card.limit = high
+        handle = free_room.offload(model)
+        card.limit = low
+        handle.restore()
+        assert card.limit == low
+        handle, again = free_room.offload(model), layers(2)
+        card.limit = high
+        free_room.offload(again)
+        handle.restore()
+        assert card.limit == free_room.limit
+        again.cpu()
+        assert card.limit == high  # the last one that was not offload()'s
+        card.limit = low
+        held = torch.zeros(16 * MIB, dtype=torch.uint8, device="cuda")
+        free_room.of = lambda model: 120 * MIB
+        handle = free_room.offload(model)
+        more = torch.zeros(100 * MIB, dtype=torch.uint8, device="cuda")
+        handle.restore()  # to a limit that is lower than what is held
+        assert card.limit == low
+        assert held.numel() + more.numel() > 100 * MIB
+
+
+def test_the_limit_of_attach_comes_back():
+    gc.collect()
+    ebbtide.detach()
+    torch.cuda.empty_cache()
+    size = torch.cuda.memory_reserved() + 200 * MIB
+    ebbtide.attach(limit=size)
+    assert x().numel()
+    handle = ebbtide.offload(layers(4), limit=size - 100 * MIB)
+    with ebbtide.Device(0) as card:
+        assert handle is not None and card.limit == size
+        model = layers(4)
+        handle = ebbtide.offload(model, limit=size - 100 * MIB)
+        assert card.limit == size - 100 * MIB
+        ebbtide.detach()
+        handle.restore()
+        assert card.limit == size
+        card.limit = 1 << 62
+
+
+def test_an_offload_that_fails_leaves_the_limit_of_others(free_room):
+    model, other = layers(4), layers(4)
+    free_room.of = lambda model: 100 * MIB
+    with free_room.device() as card:
+        card.limit = before = torch.cuda.memory_reserved() + 300 * MIB
+        handle = free_room.offload(model)
+        held = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+        with pytest.raises(ValueError, match="holds"):
+            ebbtide.offload(other, limit=free_room.limit - 60 * MIB)
+        assert card.limit == free_room.limit
+        handle.restore()
+        assert card.limit == before
+        # One that more than that was in use for already.
+        low = free_room.limit - 70 * MIB
+        with pytest.raises(ebbtide.Busy):
+            card.limit = low
+        with pytest.raises(ValueError, match="holds"):
+            ebbtide.offload(other, limit=free_room.limit - 60 * MIB)
+        assert held.numel() and card.limit == low
+        assert "forward" not in other.__dict__ and is_plain(other)
+        card.limit = before
+
+
 def test_bytes_are_counted_for_each_model(free_room):
     one, other = layers(6), layers(10)
     free_room.of = lambda model: 9 * MIB
@@ -302,6 +395,19 @@ def test_a_limit_is_of_one_card():
         card.limit = 1 << 62
     ebbtide.offload(layers(2), "cuda:1", limit="64MiB")
     assert torch.zeros(200 * MIB, dtype=torch.uint8, device="cuda:0").numel()
+
+
+@pytest.mark.two_cards
+def test_a_limit_goes_with_the_last_model_of_its_card(free_room):
+    models, handles = (layers(2), layers(2)), []
+    with ebbtide.Device(0) as first, ebbtide.Device(1) as second:
+        for card in (first, second):
+            card.limit = 1 << 30
+            handles.append(ebbtide.offload(models[card.index], card.index, limit="400MiB"))
+        handles[1].restore()
+        assert (first.limit, second.limit) == (400 * MIB, 1 << 30)
+        handles[0].restore()
+        assert first.limit == 1 << 30
 
 
 def test_a_model_for_which_there_is_no_room_is_not_restored(free_room):

@@ -36,10 +36,11 @@ def offload(
     backward raises.
 
     `limit` is the VRAM that this process may use on that GPU, weights and activations together (all
-    there is, if none is given; a later limit replaces an earlier one). `order` names modules in the
-    order in which they run, to skip learning it from the first pass. `prefetch` is how many units
-    of weights may be on their way or temporarily in use at once (chosen by measurement, at most
-    two). `host` is how much RAM may be pinned (all that the weights need).
+    there is, if none is given; a later limit replaces an earlier one; it goes with the last model).
+    `order` names modules in the order in which they run, to skip learning it from the first pass.
+    `prefetch` is how many units of weights may be on their way or temporarily in use at once
+    (chosen by measurement, at most two). `host` is how much RAM may be pinned (all that the weights
+    need).
     """
     if isinstance(model, Offloaded):
         raise TypeError("this is the handle of a model that is offloaded already")
@@ -62,8 +63,9 @@ def offload(
     _refuse_kinds(model)
     torch.cuda.init()
     opened = Device(index)
-    before, attached = opened.limit, _attach.is_attached()
+    attached = _attach.is_attached()
     made = Model(model, index, order=names, prefetch=prefetch, pinned=pinned)
+    before = opened.limit  # from here on that of other models does not go
     try:
         if not attached:
             _attach.attach()
@@ -79,12 +81,14 @@ def offload(
             )
     except BaseException:
         if size is not None:
-            opened.limit = before
+            _set_limit(opened, before)
         with made.lock:
             made.undo()
         if not attached and _attach.is_attached():
             _attach.detach()
         raise
+    if size is not None:
+        made.station.limited(size, before)
     made.done()
     return Offloaded(made)
 

@@ -141,6 +141,8 @@ class Model(Way):
         with quietly:
             self.drop_loads()
             self.timing.forget()
+        with quietly:
+            self.station.departs(self)
 
     @property
     def tracking(self) -> bool:
@@ -526,6 +528,7 @@ class Model(Way):
             gate.remove()
         self.gates.clear()
         self.vbar = None
+        self.station.departs(self)
 
     # ---- changes ---------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ class Station:
         self.asking = _attach.Asking(most_setbacks=1)
         self.refused = 0  # a size that could not be had in this pass
         self._models: tuple[weakref.ref[Model], ...] = ()  # another one whenever one comes
+        self.limit: tuple[int, int] | None = None  # that offload() has set, and the one before it
         self.newest = self.oldest = 0  # importances of models
         self.told: Callable[[], Model | None] = lambda: None  # that is first, whoever runs
         self.streamed = 0  # bytes, when a pass was last seen to begin
@@ -80,6 +81,22 @@ class Station:
         with self.lock:
             self._models = (*(its for its in self._models if its() is not None), weakref.ref(model))
             self.comes_first(model)
+
+    def departs(self, model: Model) -> None:
+        """It is a plain model, or gone. The last one takes the limit along that offload() has set,
+        unless somebody has set another one since. Finalizers call this: it takes no lock."""
+        if any(other.gates for other in self.models if other is not model):
+            return
+        limit, self.limit = self.limit, None
+        with QUIETLY:  # a lower one is set, too, if more is in use
+            if limit is not None and self.device.limit == limit[0]:
+                self.device.limit = limit[1]
+
+    def limited(self, to: int, before: int) -> None:
+        """offload() has set the GPU's limit. Of those before, one of its own does not come back."""
+        if self.limit is not None and self.limit[0] == before:
+            before = self.limit[1]
+        self.limit = to, before
 
     def comes_first(self, model: Model, told: bool = False) -> None:
         """Of all models, from now on. `told`: and not only until others run and it does not."""
