@@ -334,6 +334,49 @@ def test_a_copy_of_a_layer_with_a_forward_of_its_own(free_room):
         assert torch.equal(other(inputs), pair.plain(inputs))
 
 
+class Static(nn.Linear):
+    """Its weight is in its unit, and its forward() asks for no module."""
+
+    @staticmethod
+    def forward(h):
+        return h * 2
+
+
+class OfTheClass(nn.Linear):
+    factor = 3
+
+    @classmethod
+    def forward(cls, h):
+        return h * cls.factor
+
+
+class Function(nn.Linear):
+    forward = torch.relu
+
+
+@pytest.mark.parametrize("kind", [Static, OfTheClass, Function])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_forward_that_is_called_without_its_module(free_room, kind, alone):
+    part = kind(WIDTH, WIDTH)
+    model = part if alone else nn.Sequential(layers(2), part)
+    pair = Pair(free_room, model)
+    assert torch.equal(model(pair.inputs), pair.plain(pair.inputs))  # with gradients, too
+    with torch.no_grad():
+        other = copy.deepcopy(model)
+        for again in (other, copy.deepcopy(other)):
+            assert torch.equal(again(pair.inputs), pair.plain(pair.inputs))
+            free_room.offload(again)
+            assert torch.equal(again(pair.inputs), pair.plain(pair.inputs))
+    gone = weakref.ref(inside(other))
+    gc.disable()
+    try:
+        del other, again
+        assert gone() is None
+    finally:
+        gc.enable()
+    pair.back()
+
+
 def test_a_copy_goes_when_nobody_has_it(free_room):
     model = layers(4)
     free_room.offload(model)

@@ -7,6 +7,7 @@ and a forward that raises is left like one that does not.
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,11 +36,15 @@ class Gate(_core.Gate):
         own = module.__dict__.get("forward")
         self._own = None if isinstance(own, _Forward) else own
         self._module = weakref.ref(module)
-        self._forward = None if self._own is not None else type(module).forward
+        # What is called as it is: that, or a static method, or one of the class.
+        plain = _of_class(module) if self._own is None else self._own
+        takes_module = self._own is None and getattr(plain, "__self__", None) is module
+        self._bare = None if takes_module else plain
+        self._forward = type(module).forward if takes_module else None
         super().__init__(
             self._module,
             self._forward,
-            self._own,
+            self._bare,
             torch.is_grad_enabled,
             torch._C._get_tracing_state,
             model.running,
@@ -73,14 +78,14 @@ class Gate(_core.Gate):
 
     @property
     def __func__(self) -> Any:
-        return self._forward if self._own is None else getattr(self._own, "__func__", self._own)
+        return self._forward if self._bare is None else getattr(self._bare, "__func__", self._bare)
 
     @property
     def __name__(self) -> str:
         return "forward"
 
     def _plain(self) -> Any:
-        return self._own if self._own is not None else self._forward.__get__(self._module())
+        return self._bare if self._bare is not None else self._forward.__get__(self._module())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy of the model is not offloaded, though its weights are parked: they come when
@@ -216,6 +221,12 @@ class Gate(_core.Gate):
         return tree_map(refuse, result)
 
 
+def _of_class(module: nn.Module) -> Any:
+    """The forward() that a module has if it has none of its own."""
+    found = inspect.getattr_static(type(module), "forward")
+    return found.__get__(module, type(module)) if hasattr(found, "__get__") else found
+
+
 class _Forward:
     """The forward() of a copy, in its own attributes because there was a gate in the original's. It
     does not keep the copy, which a bound method would."""
@@ -238,7 +249,7 @@ class _Forward:
 
     @property
     def __wrapped__(self) -> Any:
-        return self.__func__.__get__(self._module())
+        return _of_class(self._module())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
         return _Forward(memo.get(id(self._module()), self._module()))
