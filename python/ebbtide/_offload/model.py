@@ -79,6 +79,7 @@ class Model(Way):
         self.mixed = False  # this pass is several ones: it tells nothing of their order
         self.slow = 0  # slow entries in this pass
         self.slow_entries = self.bare_entries = 0  # in all
+        self.read_outside = 0  # weights that operators have copied, in all
         self.before: object = None  # what was as it is now for so many
         self.passes = 0
         self.came = 0  # times, as the station has counted them
@@ -88,8 +89,10 @@ class Model(Way):
         self.sequence: Sequence_[Unit] = Sequence_()
         self.calls: list[str] = list(order or ())  # in which order modules are called
         self.called: list[str] = []  # in this pass
+        self.followed = False  # that is all that was in it
         self.leaving: set[int] = set()  # weights that were told to go to the CPU
         self.strange = Patience(STRANGE)  # with passes that are not as any of those before
+        self.unseen = Patience(1)  # with passes that read outside of units, and are not followed
         self.stops = learned.Stops()
         self.touched: set[int] = set()  # pieces that were read outside of their units
         self.apart: set[str] = set()  # modules that run on another stream than those before them
@@ -219,6 +222,7 @@ class Model(Way):
         """Adopt what there is now, and lay it out anew."""
         tops, weights = self._tops(), self.weights
         self.unclean = True  # until all of this has been done
+        self.followed = False  # it is in the middle of a pass, or before one
         self.leaving.clear()
         self.drop_loads()
         weights.survey(tops)
@@ -231,7 +235,14 @@ class Model(Way):
         self.coarse = self.share.fits and calls is not None
         seen = self.readers
         choices = units.choose(
-            tops, weights.own_bytes, seen.atomic, seen.starts, calls, self.coarse, self.apart
+            tops,
+            weights.own_bytes,
+            calls,
+            coarse=self.coarse,
+            atomic=seen.atomic,
+            opened=seen.opened,
+            starts=seen.starts,
+            apart=self.apart,
         )
         choices = [c for c in choices if not weights.is_kept(c, choices)]
         bindings = weights.adopt(choices, self)
@@ -333,6 +344,7 @@ class Model(Way):
         """The root is left by an exception: this pass shows nothing, unless all of them end so."""
         if out_of_memory or self.mixed or not self.stops.is_usual(self.called):
             self.called = []
+            self.followed = False
             self.sequence.begin()
         with self.lock:
             self.timing.forget()
@@ -349,6 +361,7 @@ class Model(Way):
         if self.unclean and not self._busy():
             self.plan()
         self.called = []
+        self.followed = True
         self.touched.clear()
         self.sequence.begin()
         self.mixed = False
@@ -401,7 +414,9 @@ class Model(Way):
         # Where all of it fits, any order is as good as another.
         restless = self.strange.is_over(strange and not self.share.fits)
         news = self._see_touched()
+        unseen = bool(self.touched) and not self.followed
         self.touched.clear()
+        self.followed = False
         if news:
             pass  # the next pass is planned anew
         elif self.learning and self.called:
@@ -416,7 +431,7 @@ class Model(Way):
             self.learning = True
             self.unclean = True
         elif not self.slow:
-            self.tracking = False
+            self.tracking = self.unseen.is_over(unseen)
         if self.slow and (new or self.passes % TRIES == 0):
             self._make_room(often=new or not self.passes)
             self.prefetch()
@@ -436,7 +451,8 @@ class Model(Way):
             self.readers.nobody()
             return False
         names, room = self.weights.names, self.station.room()
-        what = self.readers.see(self.units, names, self.touched, self.learning, room)
+        called = set(self.called) if self.followed else None
+        what = self.readers.see(self.units, names, self.touched, self.learning, room, called)
         self.learning = self.learning or what == "learn"
         self.unclean = self.unclean or bool(what)
         return bool(what)
@@ -465,6 +481,7 @@ class Model(Way):
     def touch(self, piece: Piece) -> None:
         """An operator has read a weight that is parked."""
         if self.running.depth and not any(u.bare for u in self.units if id(piece) in u.numbers):
+            self.read_outside += 1
             self.touched.add(id(piece))
             self.watch()
 
@@ -486,6 +503,7 @@ class Model(Way):
                 "filled": self.moved[1] + sum(u.filled for u in self.units),
                 "slow_entries": self.slow_entries,
                 "one_by_one": self.bare_entries,
+                "read_outside": self.read_outside,
             }
 
     def prioritize(self) -> None:

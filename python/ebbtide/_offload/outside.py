@@ -47,11 +47,32 @@ def missed(
     return found
 
 
+def passed_by(
+    units_: Iterable[Unit],
+    names: Mapping[nn.Module, str],
+    touched: Collection[int],
+    learning: bool,
+    called: Collection[str],
+) -> set[str]:
+    """Members of units that were not entered, though what is in them was read: that is called
+    without them, by another method than forward(), say. Within runs, only the first one is known
+    not to have been entered, once their order is."""
+    found: set[str] = set()
+    for unit in units_:
+        read = _touched(unit, names, touched)
+        gated = unit.names[:1] if unit.run and not learning else unit.names
+        missing = [n for n in gated if n not in called] if read else ()
+        found.update(n for n in missing if any(r.startswith(f"{n}.") for r in read))
+    return found
+
+
 class Readers:
     """What is known of those who read weights of units that they are not in."""
 
     def __init__(self) -> None:
         self.atomic: frozenset[str] = frozenset()  # modules that read what is in them: units
+        # Modules that were passed by: what is in them are units, and that stays so.
+        self.opened: frozenset[str] = frozenset()
         self.starts: frozenset[str] = frozenset()  # modules that are the first of a run
         self._refuted: set[str] = set()  # modules that were taken for such, and are none
         self._bypassed = Patience(1)  # with units whose gates are not where they were
@@ -67,18 +88,26 @@ class Readers:
         touched: Collection[int],
         learning: bool,
         room: int,
+        called: Collection[str] | None,
     ) -> Literal["", "plan", "learn"]:
-        """A pass in which these pieces were read, with so much room for weights: what there is to
-        be done."""
+        """A pass in which these pieces were read, with so much room for weights, and these modules
+        were entered, if that is known: what there is to be done."""
         around = bypassed(units_, names, touched, learning)
         if self._bypassed.is_over(bool(around)):
             return "plan"  # the gates will be around what is there now
+        if called is not None:
+            gated = [u for u in units_ if u not in around]
+            if found := passed_by(gated, names, touched, learning, called) - self.opened:
+                self.opened |= found
+                self.atomic -= found
+                return "learn"
         runs = [u for u in units_ if u.run and not learning and u not in around]
-        if found := missed(runs, names, touched, self.starts):
+        if found := missed(runs, names, touched, self.starts) - self.starts:
             self.starts |= found
             return "plan"
         others = [u for u in units_ if u not in runs and u not in around]
-        found, wrong = readers(others, names, touched, self._refuted, most(units_, room))
+        known = self._refuted | self.opened
+        found, wrong = readers(others, names, touched, known, most(units_, room))
         self._refuted |= wrong & self.atomic
         atomic = (self.atomic | found) - self._refuted
         if atomic == self.atomic:
@@ -125,7 +154,8 @@ def _above(name: str, by_name: Mapping[str, nn.Module]) -> Iterator[str]:
     """The modules that one is in, from the nearest, but for the root, and those that are not
     called."""
     while name := name.rpartition(".")[0]:
-        if not isinstance(by_name.get(name), units.NEVER_CALLED):
+        module = by_name.get(name)
+        if module is None or units.has_forward(module):
             yield name
 
 

@@ -3,8 +3,9 @@
 A unit is what is waited for, and what a copy brings: large enough that the cost of going in and out
 of it does not show, small enough that two of them are little memory. A transformer's block is one;
 so is a run of small layers. They are chosen from the module tree alone; what a pass then shows
-(that a child is never called, because its parent reads its weights) comes back here as `atomic`:
-modules that are not looked into.
+comes back here: that a child is never called, because its parent reads its weights, as `atomic`
+(modules that are not looked into); that what is in a module is called without it, as `opened`
+(modules that are).
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ TRANSPARENT = (
     nn.TransformerEncoder,
     nn.TransformerDecoder,
 )
-NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 PARTS = 24  # a unit is no larger than this part of the model, if that can be
 # Small layers are gathered to a run until it is this part of the model; very small ones, of which
@@ -66,16 +66,19 @@ class Choice:
 def choose(
     tops: Sequence[tuple[str, nn.Module]],
     size_of: Callable[[nn.Module], int],
-    atomic: frozenset[str] = frozenset(),
-    starts: frozenset[str] = frozenset(),
     calls: list[str] | None = None,
+    *,
     coarse: bool = False,
+    atomic: frozenset[str] = frozenset(),
+    opened: frozenset[str] = frozenset(),
+    starts: frozenset[str] = frozenset(),
     apart: Collection[str] = frozenset(),
 ) -> list[Choice]:
     """The units of a model, or of what is left of one, in the order in which they run. `size_of`
-    says how many bytes of weights a module has by itself; `starts` names those that are the
-    first of a run; `calls`, once that is known, in which order modules were called; `coarse`, that
-    they may be large; `apart` names those that are in no run."""
+    says how many bytes of weights a module has by itself; `calls`, once that is known, in which
+    order modules were called; `coarse`, that units may be large. By their names: `atomic`, those
+    that are not looked into, and `opened`, those that are in any case; `starts`, those that are the
+    first of a run, and `apart`, those that are in none."""
     sizes: dict[nn.Module, int] = {}
     measured: set[nn.Module] = set()
     total = sum(_measure(top, size_of, sizes, measured) for _, top in tops)
@@ -83,7 +86,11 @@ def choose(
     parts = [COARSE_PARTS] * 3 if coarse else [RUN_PARTS, FEW_PARTS, LOT_PARTS]
     target = [max(total // count, MIB) for count in parts]
     seen: set[nn.Module] = set()
-    choices = [c for name, top in tops for c in _walk(top, name, cap, sizes, size_of, atomic, seen)]
+    choices = [
+        choice
+        for name, top in tops
+        for choice in _walk(top, name, cap, sizes, size_of, atomic, opened, seen)
+    ]
     if calls is None:
         return _gather(choices, target, starts, apart)
     first = {name: at for at, name in reversed(list(enumerate(calls)))}
@@ -120,6 +127,12 @@ def _measure(
     return total
 
 
+def has_forward(module: nn.Module) -> bool:
+    """Whether it is called at all: a ModuleList, or a bare Module, only has others in it."""
+    own = module.__dict__.get("forward", type(module).forward)
+    return getattr(own, "__func__", own) is not nn.Module.forward
+
+
 def _opaque(module: nn.Module) -> bool:
     """Whether it may read its children's weights without calling them."""
     return type(module).__module__.startswith("torch.nn.") and not isinstance(module, TRANSPARENT)
@@ -132,6 +145,7 @@ def _walk(
     sizes: dict[nn.Module, int],
     size_of: Callable[[nn.Module], int],
     atomic: frozenset[str],
+    opened: frozenset[str],
     seen: set[nn.Module],
 ) -> Iterator[Choice]:
     if module in seen or not sizes[module]:
@@ -139,9 +153,8 @@ def _walk(
     seen.add(module)
     heavy = [(n, c) for n, c in module.named_children() if sizes.get(c) and c not in seen]
     own = size_of(module)
-    called = not isinstance(module, NEVER_CALLED)
-    whole = not heavy or sizes[module] <= cap or _opaque(module) or name in atomic
-    if called and whole:
+    closed = has_forward(module) and name not in opened
+    if not heavy or (closed and (sizes[module] <= cap or _opaque(module) or name in atomic)):
         owners = [m for m in module.modules() if size_of(m)]
         seen.update(module.modules())
         yield Choice([module], [name], sizes[module], owners=owners)
@@ -150,7 +163,7 @@ def _walk(
         yield Choice([module], [name], own, span=True, owners=[module])
     for child_name, child in heavy:
         full = f"{name}.{child_name}" if name else child_name
-        yield from _walk(child, full, cap, sizes, size_of, atomic, seen)
+        yield from _walk(child, full, cap, sizes, size_of, atomic, opened, seen)
 
 
 def _gather(
