@@ -79,6 +79,23 @@ def test_a_language_model_generates_the_same_words(room, build):
         assert handle.stats()["streamed"] > 0
 
 
+def test_a_bias_that_a_head_shares_with_its_decoder(room):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=30522,
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+    )
+    model = transformers.BertForMaskedLM(config).eval()
+    words = torch.randint(3, 200, (2, 9)).cuda()
+    handle = room.same(model, words, passes=6, more=24 * MIB, call=lambda m, w: m(w).logits)
+    head = model.cls.predictions
+    assert head.bias is head.decoder.bias and head.bias.is_cuda
+    assert handle.stats()["one_by_one"] == handle.stats()["read_outside"] == 0
+
+
 def test_a_language_model_saves_what_it_has(free_room, tmp_path):
     transformers = pytest.importorskip("transformers")
     model = llama(transformers).eval()

@@ -112,6 +112,93 @@ def test_a_part_that_was_taken_out_is_offloaded_by_itself(room, how):
     pair.back()
 
 
+# ---- weights that a module has beside the units in it, and these have, too ----------------------
+
+
+class Head(nn.Module):
+    """Larger than a unit, with a bias of its own."""
+
+    def __init__(self, bias=None):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, 32)
+        self.decoder = nn.Linear(32, 20000)
+        self.bias = bias
+
+    def forward(self, h):
+        h = self.decoder(torch.tanh(self.inner(h))) + self.bias
+        return h[..., :WIDTH]
+
+
+def heads(how):
+    first, other = Head(), Head()
+    first.bias = first.decoder.bias
+    other.bias = {"child": other.decoder.bias, "other": first.bias}[how]
+    other.bias.mark = "a"
+    return nn.Sequential(square(), first, square(), other, square())
+
+
+@pytest.mark.parametrize("how", ["child", "other"])
+def test_a_tied_weight_of_a_span_stays_on_the_gpu_and_tied(room, how):
+    pair = Pair(room, heads(how))
+    model = pair.model
+
+    def tied(m):
+        first, other = m[1], m[3]
+        own = other.decoder if how == "child" else first.decoder
+        assert first.bias is first.decoder.bias and other.bias is own.bias
+        assert first.bias.data_ptr() == first.decoder.bias.data_ptr()
+        return all(type(bias) is nn.Parameter for bias in (first.bias, other.bias))
+
+    assert tied(model) and model[1].bias.is_cuda and is_parked(model[1].decoder.weight)
+    assert is_parked(model[3].decoder.bias) == (how == "other")
+    assert pair.each(lambda m: m[1].bias.mul_(2))
+    assert pair.each(lambda m: m[1].decoder.bias.data.add_(1))
+    assert pair.each(lambda m: setattr(m[3].bias, "data", torch.ones(20000, device="cuda")))
+    state = {n: t.cpu() * 2 for n, t in model.state_dict().items()}
+    assert pair.each(lambda m: m.load_state_dict(state)) and tied(model)
+    assert pair.each(nn.Module.half) and pair.each(nn.Module.float) and tied(model)
+    pair.handle.pin(model[3])
+    assert pair.same() and tied(model) and model[3].bias.mark == "a"
+    deep = copy.deepcopy(model)
+    assert tied(deep) and deep[1].bias is not model[1].bias
+    with torch.no_grad():
+        assert torch.equal(deep(pair.inputs), pair.plain(pair.inputs))
+    assert pair.handle.stats()["one_by_one"] == pair.handle.stats()["read_outside"] == 0
+    if room.how == "all":
+        assert all(part == 1.0 for part in pair.handle.residency().values())
+    # When it is the decoder's alone it pages.
+    assert pair.each(lambda m: setattr(m[1], "bias", nn.Parameter(m[1].bias.detach() * 2)))
+    assert is_parked(model[1].decoder.bias) == (how == "child") and not is_parked(model[1].bias)
+    pair.back()
+    assert model[3].bias.mark == "a"
+
+
+@pytest.mark.parametrize("how", ["child", "own"])
+def test_a_weight_of_a_span_that_overlaps_another_goes_on_to_do_so(room, how):
+    model = around(Head())
+    head = model[2]
+    head.bias = one = nn.Parameter(head.decoder.bias.detach())
+    other = head.decoder.bias
+    if how == "own":
+        head.more = other = nn.Parameter(one.detach()[1:])
+        head.decoder.bias = None
+    pair = Pair(room, model)
+    assert head.bias is one and is_parked(one) and is_parked(other)
+    for again in (False, True):
+        if again:
+            pair.handle.pin(head)
+            assert pair.same()
+        with torch.no_grad():
+            one.mul_(2)
+            other[7] = 3
+            # The plain one's have a storage each.
+            pair.plain.load_state_dict(model.state_dict())
+        assert torch.equal(one[-len(other) :], other)
+        assert pair.same()
+    pair.back()
+    assert one[-len(other) :].data_ptr() == other.data_ptr()
+
+
 # ---- small weights ------------------------------------------------------------------------------
 
 

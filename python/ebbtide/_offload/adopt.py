@@ -48,7 +48,8 @@ class Weights:
         self.small = 0  # weights up to this size stay on the GPU
         self.regions: dict[int, Region] = {}  # by tensor, where in its storage it is
         self.tied: set[int] = set()  # tensors that are in several places
-        self.left_alone: set[int] = set()  # tensors of modules that are excluded, wherever they are
+        # Tensors of modules that are excluded, and of spans (keep_tied()), wherever they are.
+        self.left_alone: set[int] = set()
         self.warned = False
 
     def name_of(self, module: nn.Module) -> str:
@@ -131,14 +132,42 @@ class Weights:
             if self._pageable(t, buffer)
         )
 
-    def is_kept(self, choice: units.Choice, choices: list[units.Choice]) -> bool:
-        """A few weights that a module needs all the time it runs, beside the units in it."""
-        if not choice.span or choice.bytes > KEPT_SPAN:
+    def _memory_of(self, choice: units.Choice) -> dict[int, set[int]]:
+        """Of a unit's weights: by the memory they are in, which tensors those are."""
+        found: dict[int, set[int]] = {}
+        for module in choice.owners:
+            for _, _, t, buffer in self._places(module):
+                if self._pageable(t, buffer):
+                    memory = t._piece if isinstance(t, Parked) else self.regions[id(t)]
+                    found.setdefault(id(memory), set()).add(id(t))
+        return found
+
+    def keep_tied(self, choices: list[units.Choice]) -> bool:
+        """The few weights of a span that others have, too, stay on the GPU in all their places:
+        whether there are any, so that units have to be chosen anew. Not those that others only
+        overlap: they would not any more."""
+        spans = [self._memory_of(c) for c in choices if _is_small_span(c)]
+        if not spans:
             return False
-        (module,) = choice.owners
-        own = {id(t) for _, _, t, _ in self._places(module)}
-        others = [m for c in choices if c is not choice for m in c.owners]
-        return not any(id(t) in own for m in others for _, _, t, _ in self._places(m))
+        times: Counter[int] = Counter()
+        tensors: dict[int, set[int]] = {}
+        for choice in choices:
+            for memory, its in self._memory_of(choice).items():
+                times[memory] += 1
+                tensors.setdefault(memory, set()).update(its)
+        tied = {m for span in spans for m in span if times[m] > 1 and len(tensors[m]) == 1}
+        self.left_alone.update(key for memory in tied for key in tensors[memory])
+        return bool(tied)
+
+    def is_kept(self, choice: units.Choice, choices: list[units.Choice]) -> bool:
+        """A few weights that a module needs all the time it runs, beside the units in it. Where
+        others are in the same memory, they page with these."""
+        if not _is_small_span(choice):
+            return False
+        own = self._memory_of(choice)
+        if any(len(tensors) > 1 for tensors in own.values()):
+            return False
+        return all(own.keys().isdisjoint(self._memory_of(c)) for c in choices if c is not choice)
 
     # ---- every weight its place on the host ------------------------------------------------------
 
@@ -409,6 +438,10 @@ class Weights:
         for module in list(self.names):
             places.give_back(module)
             recurrent.give_back(module)
+
+
+def _is_small_span(choice: units.Choice) -> bool:
+    return choice.span and choice.bytes <= KEPT_SPAN
 
 
 def _as_it_was(parked: Parked, plain: torch.Tensor) -> torch.Tensor:

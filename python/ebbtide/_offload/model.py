@@ -231,19 +231,10 @@ class Model(Way):
             self.learning = self.learning or bool(self.known)
             self.known = names
             self.strange = Patience(STRANGE)
-        calls = None if self.learning or not self.calls else self.calls
-        self.coarse = self.share.fits and calls is not None
-        seen = self.readers
-        choices = units.choose(
-            tops,
-            weights.own_bytes,
-            calls,
-            coarse=self.coarse,
-            atomic=seen.atomic,
-            opened=seen.opened,
-            starts=seen.starts,
-            apart=self.apart,
-        )
+        self.coarse = self.share.fits and not self.learning and bool(self.calls)
+        choices = self._choose(tops)
+        while weights.keep_tied(choices):
+            choices = self._choose(tops)
         choices = [c for c in choices if not weights.is_kept(c, choices)]
         bindings = weights.adopt(choices, self)
         weights.keep_the_rest({module for choice in choices for module in choice.owners})
@@ -266,6 +257,19 @@ class Model(Way):
         self.share.given_up = 0
         self.share.small = weights.small_bytes()
         self.balance()
+
+    def _choose(self, tops: list[tuple[str, nn.Module]]) -> list[units.Choice]:
+        seen = self.readers
+        return units.choose(
+            tops,
+            self.weights.own_bytes,
+            None if self.learning or not self.calls else self.calls,
+            coarse=self.coarse,
+            atomic=seen.atomic,
+            opened=seen.opened,
+            starts=seen.starts,
+            apart=self.apart,
+        )
 
     def _part_with_units(self) -> None:
         for gate in self.gates:
