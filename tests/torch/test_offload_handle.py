@@ -163,9 +163,14 @@ def test_what_offload_refuses(free_room):
         handle.pin("0")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled = nn.Sequential(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)))
-    with pytest.raises(TypeError, match=r"torch\.jit"):
-        ebbtide.offload(compiled)
+        linear = torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2))
+        buffers = torch.jit.script(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(2, affine=False)))
+        relu = torch.jit.script(nn.ReLU())
+    for compiled in (linear, buffers):
+        with pytest.raises(TypeError, match=r"0 is.*torch\.jit"):
+            ebbtide.offload(nn.Sequential(compiled))
+    with pytest.raises(TypeError, match=r"the model is.*torch\.jit"):
+        ebbtide.offload(relu)
     with pytest.raises(ValueError, match="lazy"):
         ebbtide.offload(nn.Sequential(nn.LazyLinear(4)))
     with pytest.raises(ValueError, match="meta"):
@@ -492,6 +497,40 @@ def test_an_order_that_is_told_is_known_before_the_first_pass(free_room):
 def test_little_pinned_memory(room):
     model = layers()
     room.same(model, x(), host="3MiB")
+
+
+class Gelu(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Sequential(nn.Sigmoid())
+
+    def forward(self, h):
+        return h * self.gate(1.7 * h)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_modules_of_torch_jit_without_weights(room, nested):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(Gelu())
+        traced = torch.jit.trace(nn.GELU(), torch.zeros(2))
+    parts = [nn.Linear(WIDTH, WIDTH), scripted, nn.Linear(WIDTH, WIDTH), traced]
+    model = nn.Sequential(layers(4), nn.Sequential(*parts) if nested else scripted, *parts)
+    children, state, inputs = dict(scripted.named_modules()), list(model.state_dict()), x()
+    handle = room.same(model, inputs)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        expected = model(inputs)
+        assert torch.equal(other(inputs), expected)
+        room.offload(other, 24 * MIB)
+        assert torch.equal(other(inputs), expected)
+    handle.restore()
+    assert list(model.state_dict()) == state and is_plain(model[0])
+    assert dict(scripted.named_modules()) == children
+    assert type(scripted._modules).__module__.startswith("torch.jit")
+    with torch.no_grad():
+        del other
+        assert torch.equal(model.cuda()(inputs), expected)
 
 
 def test_the_handle_and_the_model_are_not_pickled(free_room):

@@ -27,7 +27,9 @@ HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_p
 def of_module(module: nn.Module) -> list[Range]:
     """A call of it, and a look into its parameters."""
     own = module.__dict__
-    found = [_object(module, 16), *_dict(own), *_dict(own["_parameters"])]
+    found = [_object(module, 16), *_dict(own)]
+    if isinstance(parameters := own.get("_parameters"), dict):  # torch.jit has others
+        found += _dict(parameters)
     found += [_object(own[name], 32) for name in HOOKS if name in own]
     return found
 

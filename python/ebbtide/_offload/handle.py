@@ -175,7 +175,9 @@ def _refuse_twice(model: nn.Module) -> None:
 def _refuse_kinds(model: nn.Module) -> None:
     """What has no forward() that could be gone around, or no values yet."""
     for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
+        if not isinstance(module, torch.jit.ScriptModule):
+            continue
+        if module is model or changed.weighs(module):
             raise TypeError(
                 f"{name or 'the model'} is compiled by torch.jit, which keeps where weights are: "
                 "offload the model that it was made of"

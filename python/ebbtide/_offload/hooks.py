@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
@@ -72,6 +73,8 @@ def _module(module: nn.Module, name: str, what: Any) -> None:
 def hook_state(modules: Iterable[nn.Module]) -> None:
     """From now on their state_dict() gives values, not parked tensors."""
     for module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # it takes none, and has no weights
         if not any(getattr(h, "ebbtide", False) for h in module._state_dict_hooks.values()):
             module._register_state_dict_hook(_real_values)
 

@@ -147,8 +147,9 @@ class Children(_Written, dict[str, Any]):
 
 
 def watch_children(module: nn.Module, model: Model) -> None:
-    found = module.__dict__["_modules"]
-    if found and not isinstance(found, Children):
+    found = module.__dict__.get("_modules")
+    # That of a module of torch.jit, if there is one, is no dict, and stays as it is.
+    if found and isinstance(found, dict) and not isinstance(found, Children):
         module.__dict__["_modules"] = Children(found, model)
 
 
