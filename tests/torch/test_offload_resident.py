@@ -146,15 +146,18 @@ def test_threads_are_in_runs_of_their_own(free_room, small_units):
     assert torch.equal(model(inputs), expected)
 
 
-def test_a_run_is_its_thread_s():
+def test_a_run_is_its_thread_s(free_room):
     calls = _core.Pass()
     assert (calls.depth, calls.gates, calls.run) == (0, 0, None)
-    calls.run = mine = object()
+    model = layers(2)
+    free_room.offload(model)
+    mine, another = inside(model).units
+    calls.run = mine
     found = []
 
     def other():
         found.append(calls.run)
-        calls.run = "another"
+        calls.run = another
         found.append(calls.run)
         calls.run = None
         found.append(calls.run)
@@ -162,20 +165,40 @@ def test_a_run_is_its_thread_s():
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    assert found == [None, "another", None] and calls.run is mine
+    assert found == [None, another, None] and calls.run is mine
     calls.run = calls.run
     calls.run = None
     calls.run = None
     assert calls.run is None
+    with pytest.raises(TypeError, match="unit"):
+        calls.run = object()
 
 
-def test_a_thread_is_in_no_run_of_one_that_is_over():
+def test_a_run_is_of_the_stream_on_which_it_was_entered(free_room):
+    calls, stream = _core.Pass(), torch.cuda.Stream()
+    model = layers(2)
+    free_room.offload(model)
+    run, another = inside(model).units
+    assert calls.stream == 0 and not calls.strays(run) and not calls.strays(None)
+    with torch.cuda.stream(stream):
+        calls.run = run
+        assert calls.stream == stream.cuda_stream and not calls.strays(run)
+    assert calls.strays(run) and not calls.strays(another)
+    calls.run = run
+    assert calls.stream == 0 and not calls.strays(run)
+    calls.run = None
+    assert not calls.strays(run)
+
+
+def test_a_thread_is_in_no_run_of_one_that_is_over(free_room):
     calls = _core.Pass()
     numbers, found = [], []
+    model = layers(2)
+    free_room.offload(model)
 
     def leave_it():
         numbers.append(threading.get_ident())
-        calls.run = "never left"
+        calls.run = inside(model).units[0]
 
     def look():
         numbers.append(threading.get_ident())
