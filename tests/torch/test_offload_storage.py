@@ -91,6 +91,23 @@ def test_the_list_of_a_recurrent_layer_is_its_weights(room):
     assert listed() and "flatten_parameters" not in inner.__dict__
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_copies_of_a_recurrent_layer(free_room, kind):
+    """cuDNN asks where their weights are."""
+    model, hidden = kind(WIDTH, 128), x()
+    expected = copy.deepcopy(model).cuda()(hidden)[0]
+    handle = free_room.offload(model)
+    for made in (model, copy.deepcopy(model), copy.deepcopy(copy.deepcopy(model))):
+        for _ in range(2):
+            assert torch.equal(made(hidden)[0], expected)
+    second = ebbtide.offload(made)
+    assert torch.equal(made(hidden)[0], expected)
+    for its, part in ((second, made), (handle, model)):
+        assert its.restore() is part and "forward" not in part.__dict__
+        assert torch.equal(part.cuda()(hidden)[0], expected)
+
+
 @pytest.mark.parametrize("how", ["replaced", "deleted"])
 def test_a_part_that_was_taken_out_is_offloaded_by_itself(room, how):
     pair = Pair(room, around(nn.Sequential(square(), square())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import sys
 import threading
 
@@ -15,6 +16,8 @@ from torch import nn
 import ebbtide
 from ebbtide._offload.model import Model
 from ebbtide._offload.station import Station
+
+SIMULATED = not os.environ.get("EBBTIDE_TEST_GPU")
 
 
 def test_the_newest_model_comes_first_or_the_one_that_is_told_to(free_room):
@@ -235,7 +238,8 @@ def test_a_model_that_would_fit_but_for_the_ring_of_others_is_planned_to_stream(
     assert group.handles[0].stats()["units"] > 8
     changes.clear()
     both(4)
-    assert changes == []
+    # By a GPU's own clock, a ring of another size may turn out to be better.
+    assert changes == [] or (not SIMULATED and len(changes) <= 2)
     others.clear()
     gc.collect()
     group.run(0, times=12)

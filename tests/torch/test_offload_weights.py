@@ -4,6 +4,7 @@ write through several views at once, copy them. As with a plain model, to the bi
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from offloaded import MIB, WIDTH, Pair, around, inside, layers, square, x
 from torch import nn
 
 import ebbtide
+
+SIMULATED = not os.environ.get("EBBTIDE_TEST_GPU")
 
 
 def weights(model):
@@ -398,14 +401,16 @@ TOGETHER = {
     "of another dtype": lambda p: torch._foreach_zero_([p[1:3].view(torch.float64), p[2, 3:]]),
     "read and written": lambda p: torch.add(p[:, : WIDTH // 2], 1, out=p[:, WIDTH // 2 :]),
     "all read, a part written": lambda p: p[3].add_(p.sum(0)),
-    "two results": lambda p: torch.aminmax(
-        p[1:, 1:].clone(), dim=1, out=(p[0, 1:], p[1:, :-1].diagonal())
-    ),
+    "two results": lambda p: torch.aminmax(p[1:, 1:].clone(), dim=1, out=(p[0, 1:], p[1, 1:])),
     "nothing": lambda p: torch._foreach_add_([p[:0], p[3:3], p[2]], 1),
 }
 
 
-@pytest.mark.parametrize("how", TOGETHER)
+# On a GPU, one kernel writes them all: which comes first where they overlap, nobody knows.
+OVERLAP = {"twice", "one in the other", "across", "transposed", "of another dtype"}
+
+
+@pytest.mark.parametrize("how", [h for h in TOGETHER if SIMULATED or h not in OVERLAP])
 @torch.no_grad()
 def test_an_operator_that_writes_several_views(free_room, how):
     pair = Pair(free_room, layers(3))
@@ -423,9 +428,9 @@ def test_what_an_operator_gives_back_is_what_it_was_given(free_room):
         part, across = p[:1], p.t()
         assert p.add_(1) is p and part.mul_(2) is part and across.mul_(2) is across
         assert torch.add(part, p[:1], out=part) is part
-        column, row = p[:, 0], p[0]
-        least, most = torch.aminmax(p[:, 1:].clone(), dim=1, out=(column, row))
-        assert least is column and most is row
+        first, second = p[0], p[1]
+        least, most = torch.aminmax(p[:, 1:].clone(), dim=1, out=(first, second))
+        assert least is first and most is second
     assert pair.same()
 
 

@@ -34,7 +34,7 @@ class Gate(_core.Gate):
     def __init__(self, module: nn.Module, model: Model, name: str, root: bool = False) -> None:
         # An instance may have a forward() of its own already; that of a copy is its class's.
         own = module.__dict__.get("forward")
-        self._own = None if isinstance(own, _Forward) else own
+        self._own = None if type(own) is Forward else own
         self._module = weakref.ref(module)
         # What is called as it is: that, or a static method, or one of the class.
         plain = _of_class(module) if self._own is None else self._own
@@ -94,7 +94,7 @@ class Gate(_core.Gate):
             return copy.deepcopy(self._own, memo)
         # It is in the copy's own attributes, and would keep it: what a class has is found anyway.
         copied = memo.get(id(self._module()))
-        return None if copied is None else _Forward(copied)
+        return None if copied is None else Forward(copied)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -227,7 +227,7 @@ def _of_class(module: nn.Module) -> Any:
     return found.__get__(module, type(module)) if hasattr(found, "__get__") else found
 
 
-class _Forward:
+class Forward:
     """The forward() of a copy, in its own attributes because there was a gate in the original's. It
     does not keep the copy, which a bound method would."""
 
@@ -251,8 +251,8 @@ class _Forward:
     def __wrapped__(self) -> Any:
         return _of_class(self._module())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
-        return _Forward(memo.get(id(self._module()), self._module()))
+    def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
+        return type(self)(memo.get(id(self._module()), self._module()))
 
     def __reduce__(self) -> Any:
         return getattr, (self._module(), "forward")

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ebbtide import _attach, _core
-from ebbtide._offload import hooks, layout, learned, outside, units
+from ebbtide._offload import hooks, layout, learned, outside, recurrent, units
 from ebbtide._offload.adopt import Weights
 from ebbtide._offload.gates import Gate, Keep
 from ebbtide._offload.learned import Patience
@@ -114,6 +114,7 @@ class Model(Way):
         # Where tensors were, as long as offload() may still fail.
         self._were = [(tensor, tensor.device) for tensor in (*root.parameters(), *root.buffers())]
         self.station.arrives(self)
+        recurrent.stand_in(root)
         self.gates.add(Gate(root, self, "", root=True))
         hooks.watch()
 

@@ -121,7 +121,8 @@ class Timing:
         uses, sent, last = self._uses, self._sent, self._last
         if not (uses or sent or last):
             return
-        self._uses, self._sent, self._last = [], [], 0
+        self._last = 0  # first: what has no end is not looked at, whatever happens in between
+        self._uses, self._sent = [], []
         for use in uses:
             for mark in (use.waited, use.arrived, use.left):
                 self._mover.unmark(mark)

@@ -275,7 +275,7 @@ class Way:
             unit.leave()
             return
         with self.lock:
-            load = unit.load
+            load, times = unit.load, unit.mine
             if stays and unit is not self.resting:
                 load.use(self.mover)
                 self.resting = unit
@@ -289,7 +289,8 @@ class Way:
                     if not unit.depth:
                         unit.tensors = None
                         unit.load = load if unit is self.resting else None
-                    load.done(self.mover)
+                    if unit.mine < times:  # or Ctrl-C came first, and it is still to be left
+                        load.done(self.mover)
                     if not unit.depth and self.timing.on:
                         self.timing.leaves(unit)
             if not unit.depth:

@@ -122,6 +122,8 @@ def _call(
     hidden = params[1].size(1) if mode != LSTM else hx[1].size(2)
     proj = hx[0].size(2) if mode == LSTM and hx[0].size(2) != hx[1].size(2) else 0
     stride0 = (4 if has_biases else 2) + (1 if proj else 0)
+    for weight in params:
+        torch.Tensor.data_ptr(weight)  # first it is looked whether they lie side by side
     output, hy, cy, _, _ = torch.ops.aten._cudnn_rnn(
         input,
         params,
