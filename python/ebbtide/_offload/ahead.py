@@ -1,12 +1,13 @@
 """What the processor will need, layer by layer: the addresses of it (_core_ahead.c says why).
 
-Where CPython has things is its own affair, and another version may have them elsewhere. Then other
-lines are asked for, which helps nobody and harms nobody.
+Where CPython and PyTorch have things is their own affair, and other versions may have them
+elsewhere. Then other lines are asked for, which helps nobody and harms nobody.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -20,6 +21,8 @@ Range = tuple[int, int]  # an address, and bytes
 
 BEFORE = 32  # what the garbage collector has in front of an object
 MOST = 1536  # bytes of a dict's table
+TENSOR = 208  # bytes of what a tensor is in C++,
+GRADIENTS, OF_GRADIENTS = 24, 160  # where in it is what says that it wants gradients; its bytes
 # Where nn.Module's __call__ looks whether there is a hook.
 HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 
@@ -38,7 +41,10 @@ def of_tensor(tensor: Any) -> list[Range]:
     """An operator's look at it."""
     if not isinstance(tensor, torch.Tensor):
         return []
-    return [_object(tensor, 80), (tensor._cdata, 208)]
+    found = [_object(tensor, 80), (tensor._cdata, TENSOR)]
+    if tensor.requires_grad:  # every operator asks for that
+        found.append((ctypes.c_size_t.from_address(tensor._cdata + GRADIENTS).value, OF_GRADIENTS))
+    return found
 
 
 def of_memory(tensor: torch.Tensor) -> list[Range]:
