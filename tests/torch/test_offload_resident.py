@@ -504,12 +504,14 @@ def test_runs_that_are_resident_are_entered_unseen_where_others_stream(free_room
     seen.clear()
     for _ in range(4):
         assert torch.equal(model(inputs), expected)
-    assert len(seen) == 4 * (len(ours.units) - here)
+    # Some versions of PyTorch have to be told what is not to be compiled, all the time.
+    unseen = 0 if model.forward.compiled else here
+    assert len(seen) == 4 * (len(ours.units) - unseen)
     # They are a part of what a pass is.
     assert len(ours.sequence.ahead()) == len(ours.units)
     assert len(ours.called) >= len(ours.units) and at_rest(model)
     after = handle.stats()
-    assert after["slow_entries"] - before["slow_entries"] == len(seen)
+    assert after["slow_entries"] - before["slow_entries"] == 4 * (len(ours.units) - here)
     # What had to go is waited for again.
     with ebbtide.Device(0) as device:
         device.limit -= 4 * MIB
