@@ -147,10 +147,6 @@ bool unit_settled(const unit *u);
 /* Its layers are many, and small. */
 bool unit_small(const unit *u);
 
-/* Python need not see it entered, if all of it is resident; and this thread has entered it so. */
-bool unit_quick(const unit *u);
-bool unit_whole(const unit *u);
-
 /* Enter a unit whose weights are all resident, on the current stream: 1. 0: it is not so, or somebody
    is in. -1: an exception. And leave one. */
 int unit_go_in(unit *u);
@@ -213,11 +209,6 @@ int pass_set_run(pass *p, PyObject *run);
 /* Whether this thread is in that run, and came into it on another stream than the current one: which has
    not waited for its weights, and would not be waited for. 1, 0, or -1 with an exception. */
 int pass_strays(const pass *p, PyObject *run);
-
-/* Whether a gate may lead into its unit without Python: in a call of the model, of which there is one, and
-   out of every run. And that one has: Python is told later. 0, or -1 with an exception. */
-bool pass_may_hurry(const pass *p);
-int pass_log(pass *p, PyObject *gate);
 
 /* Whether Python has to see a call of the model begin, or end: somebody wants to, or this thread is in a
    run that nobody has left. */

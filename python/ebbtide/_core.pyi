@@ -145,7 +145,6 @@ class Unit:
     stale: int
     settled: bool
     small: bool
-    quick: bool
     base: Any
     version: int
     def __init__(
@@ -215,7 +214,6 @@ class Pass:
     @property
     def times(self) -> int: ...
     def strays(self, run: Any, /) -> bool: ...
-    def take_log(self) -> list[Any]: ...
 
 class Gate:
     root: bool

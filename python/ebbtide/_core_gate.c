@@ -258,22 +258,6 @@ static void by_name(PyObject *self, const char *method)
     }
 }
 
-/* Into a unit of a model that streams, if this one is resident and Python knows by now that it is: 1, or 0,
-   or -1 with an exception. For Python's part is in no cache after a hundred layers. */
-static int hurry(gate *g, PyObject *its)
-{
-    pass *calls = calls_of(g);
-    if (!unit_quick((unit *)its) || !pass_may_hurry(calls))
-        return 0;
-    int in = unit_go_in((unit *)its);
-    if (in <= 0)
-        return in;
-    if (pass_log(calls, (PyObject *)g) == 0 && (!g->run || pass_set_run(calls, its) == 0))
-        return 1;
-    unit_go_out((unit *)its);
-    return -1;
-}
-
 /* Where a unit's weights have to come, or to be waited for: in and out by _in() and _out(). */
 static PyObject *by_and_by(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -285,12 +269,7 @@ static PyObject *by_and_by(PyObject *self, PyObject *args, PyObject *kwargs)
         Py_DECREF(its);
         return NULL;
     }
-    int quick = g->enters && !strays ? hurry(g, its) : 0;
-    if (quick < 0) {
-        Py_DECREF(its);
-        return NULL;
-    }
-    if ((g->enters && !quick) || strays) {
+    if (g->enters || strays) {
         PyObject *name = PyUnicode_InternFromString("_in");
         PyObject *entered = name ? PyObject_CallMethodObjArgs(self, name, NULL) : NULL;
         Py_XDECREF(name);
@@ -303,9 +282,7 @@ static PyObject *by_and_by(PyObject *self, PyObject *args, PyObject *kwargs)
     if (result && its != Py_None && holds(g, (unit *)its, result, DEEP))
         result = lasting(self, its, result);
     /* What it does at its end may be something else by now: to go in may have been to plan anew. */
-    if (g->leaves && its != Py_None && unit_whole((unit *)its)) {
-        out(g, its);
-    } else if (g->leaves && its != Py_None) {
+    if (g->leaves && its != Py_None) {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
         PyObject *name = PyUnicode_InternFromString("_out");

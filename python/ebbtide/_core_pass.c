@@ -25,7 +25,6 @@ struct pass {
     PyObject_HEAD unsigned depth; /* calls of the model under way */
     unsigned times;               /* that a thread has come in, by whatever gate; it may wrap */
     char watched;                 /* Python sees to their begin and end */
-    PyObject *log;                /* gates that have led into units, which Python has not seen */
     visitor *visitors;            /* threads that are in a gate, or in a run */
     size_t count, room;
 };
@@ -35,7 +34,6 @@ static int pass_traverse(PyObject *self, visitproc visit, void *arg)
     const pass *p = (const pass *)self;
     for (size_t i = 0; i < p->count; i++)
         Py_VISIT(p->visitors[i].run);
-    Py_VISIT(p->log);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -45,7 +43,6 @@ static int pass_clear(PyObject *self)
     pass *p = (pass *)self;
     for (size_t i = 0; i < p->count; i++)
         Py_CLEAR(p->visitors[i].run);
-    Py_CLEAR(p->log);
     return 0;
 }
 
@@ -140,18 +137,6 @@ int pass_strays(const pass *p, PyObject *run)
     return unit_stream((unit *)run, &now) < 0 ? -1 : now != before;
 }
 
-bool pass_may_hurry(const pass *p)
-{
-    return p->depth == 1 && !pass_run(p);
-}
-
-int pass_log(pass *p, PyObject *gate)
-{
-    if (!p->log && !(p->log = PyList_New(0)))
-        return -1;
-    return PyList_Append(p->log, gate);
-}
-
 bool pass_is_watched(const pass *p)
 {
     return p->watched || pass_run(p);
@@ -205,16 +190,6 @@ static PyObject *get_stream(PyObject *self, void *unused)
     return PyLong_FromVoidPtr(found ? found->stream : NULL);
 }
 
-/* take_log(): the gates, in their order; from then on there are none. */
-static PyObject *take_log(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    pass *p = (pass *)self;
-    PyObject *log = p->log;
-    p->log = NULL;
-    return log ? log : PyList_New(0);
-}
-
 static PyObject *strays(PyObject *self, PyObject *run)
 {
     int answer = pass_strays((pass *)self, run);
@@ -222,8 +197,6 @@ static PyObject *strays(PyObject *self, PyObject *run)
 }
 
 static PyMethodDef methods[] = {
-    {"take_log", take_log, METH_NOARGS,
-     "take_log($self, /)\n--\n\nThe gates that have led into units without being seen."},
     {"strays", strays, METH_O,
      "strays($self, run, /)\n--\n\nWhether this thread is in that run, and came into it on another "
      "stream than the current one."},

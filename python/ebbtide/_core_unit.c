@@ -455,7 +455,6 @@ static PyMemberDef unit_members[] = {
     {"stale", T_INT, offsetof(unit, stale), 0, "it is not entered any more"},
     {"settled", T_BOOL, offsetof(unit, settled), 0, "no place of its own is tried for"},
     {"small", T_BOOL, offsetof(unit, small), 0, "its layers are many, and small"},
-    {"quick", T_BOOL, offsetof(unit, quick), 0, "if it is resident, it is entered without _in()"},
     {"streamed", T_ULONGLONG, offsetof(unit, streamed), READONLY, "bytes sent into the ring"},
     {"filled", T_ULONGLONG, offsetof(unit, filled), READONLY, "bytes sent for to stay"},
     {"base", T_OBJECT, offsetof(unit, base), 0, "the tensor that its own are views of"},
@@ -498,20 +497,6 @@ bool unit_settled(const unit *u)
 bool unit_small(const unit *u)
 {
     return u->small;
-}
-
-bool unit_quick(const unit *u)
-{
-    return u->quick;
-}
-
-bool unit_whole(const unit *u)
-{
-    uint64_t me = this_thread();
-    for (unsigned i = 0; u->whole && i < u->depth; i++)
-        if (u->threads[i] == me)
-            return true;
-    return false;
 }
 
 piece *unit_pieces(unit *u, size_t *count, ebb_vbar *handle)

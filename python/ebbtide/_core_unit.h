@@ -41,7 +41,6 @@ struct unit {
     PyObject *now;             /* the same, of what is found while it is entered; or NULL */
     char settled;              /* what of it is not resident will not be, as far as is known */
     char small;                /* its layers are many, and small */
-    char quick;                /* Python need not see it entered, if all of it is resident */
     spots spots;               /* in the ring, where it was */
     uint64_t size;             /* of all pieces */
     uint64_t streamed, filled; /* bytes sent for: into the ring, and to stay */

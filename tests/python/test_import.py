@@ -102,7 +102,7 @@ def test_the_stub_has_their_members(kind):
 def test_what_cannot_be_set_is_a_property_in_the_stub(kind):
     settable = {
         _core.Device: {"limit", "headroom", "_stream_at", "_stream_of"},
-        _core.Unit: {"stale", "settled", "small", "quick", "base", "version"},
+        _core.Unit: {"stale", "settled", "small", "base", "version"},
         _core.Pass: {"run", "watched"},
         _core.Gate: {"unit", "slow", "root", "run", "enters", "leaves", "compiled"},
     }

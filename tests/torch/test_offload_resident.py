@@ -12,7 +12,6 @@ import torch
 from offloaded import MIB, WIDTH, Boom, at_rest, inside, layers, x
 from torch import nn
 
-import ebbtide
 from ebbtide import _core
 from ebbtide._offload import ahead
 from ebbtide._offload.model import Model
@@ -484,46 +483,3 @@ def test_runs_of_small_layers_stay_as_a_whole_where_most_of_the_model_does(free_
         device.limit = free_room.limit
         assert len(partly()) <= 1 and ours.runs_stay
     assert len(planned) == 2
-
-
-@torch.no_grad()
-def test_runs_that_are_resident_are_entered_unseen_where_others_stream(free_room, monkeypatch):
-    """Of many small layers: Python is told of them later, and of all of them."""
-    model = nn.Sequential(*(nn.Linear(96, 96) for _ in range(600)))
-    inputs = x(96)
-    expected = copy.deepcopy(model).cuda()(inputs)
-    free_room.of = lambda model: 20 * MIB
-    handle = free_room.offload(model)
-    seen, plain = [], Model.enter
-    monkeypatch.setattr(Model, "enter", lambda self, gate: seen.append(gate) or plain(self, gate))
-    for _ in range(12):
-        assert torch.equal(model(inputs), expected)
-    ours, before = inside(model), handle.stats()
-    here = sum(unit.is_resident for unit in ours.units)
-    assert 4 <= here < len(ours.units) and all(unit.small for unit in ours.units)
-    seen.clear()
-    for _ in range(4):
-        assert torch.equal(model(inputs), expected)
-    # Some versions of PyTorch have to be told what is not to be compiled, all the time.
-    unseen = 0 if model.forward.compiled else here
-    assert len(seen) == 4 * (len(ours.units) - unseen)
-    # They are a part of what a pass is.
-    assert len(ours.sequence.ahead()) == len(ours.units)
-    assert len(ours.called) >= len(ours.units) and at_rest(model)
-    after = handle.stats()
-    assert after["slow_entries"] - before["slow_entries"] == 4 * (len(ours.units) - here)
-    # What had to go is waited for again.
-    with ebbtide.Device(0) as device:
-        device.limit -= 4 * MIB
-    for _ in range(6):
-        assert torch.equal(model(inputs), expected)
-    assert sum(unit.is_resident for unit in ours.units) < here and at_rest(model)
-    assert handle.stats()["one_by_one"] == 0
-    # A pass that ends in the middle of one leaves nothing entered.
-    fails = model[333].register_forward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        model(inputs)
-    fails.remove()
-    for _ in range(3):
-        assert torch.equal(model(inputs), expected)
-    assert at_rest(model)

@@ -347,7 +347,6 @@ class Model(Way):
 
     def failed(self, out_of_memory: bool) -> None:
         """The root is left by an exception: this pass shows nothing, unless all of them end so."""
-        self.catch_up()
         if out_of_memory or self.mixed or not self.stops.is_usual(self.called):
             self.called = []
             self.followed = False
@@ -366,7 +365,6 @@ class Model(Way):
         self.station.begins(self)
         if self.unclean and not self._busy():
             self.plan()
-        self.running.take_log()
         self.called = []
         self.followed = True
         self.touched.clear()
@@ -407,7 +405,6 @@ class Model(Way):
             return
         if self._busy():
             return
-        self.catch_up()
         self.timing.end()
         self.stops.end()
         new = self.balance()

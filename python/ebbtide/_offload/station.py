@@ -265,7 +265,6 @@ class Station:
 
     def fetch(self, unit: Unit, demand: bool = False) -> bool:
         """Send for a unit, or for what is missing: whether all of it is there, or on its way."""
-        unit.quick = False  # who enters it has to see what has come
         if unit.span:
             # In the ring it would be in everybody's way, for as long as it is needed.
             return not demand

@@ -79,7 +79,6 @@ class Way:
     def enter(self, gate: Gate) -> Unit | None:
         """Into a unit, the slow way: its weights have to come, or to be waited for."""
         with self.lock:
-            self.catch_up()
             unit = gate.unit
             if unit is None and self.unclean and not self._busy():
                 self.plan()  # the last one has failed
@@ -140,7 +139,6 @@ class Way:
         self.called.append(gate.name)
         if not unit.span:
             self.sequence.enter(unit)
-        unit.quick = fast and unit.small and not self.rootless
         if not fast:
             if not self._tracking:
                 self.tracking = True
@@ -149,13 +147,6 @@ class Way:
             if not ready:
                 self.prefetch()
         return unit
-
-    def catch_up(self) -> None:
-        """With units that were entered unseen: small layers, many, all of them resident."""
-        for gate in self.running.take_log():
-            self.called.append(gate.name)
-            if gate.unit is not None:
-                self.sequence.enter(gate.unit)
 
     def _round(self, gate: Gate) -> int:
         """If a pass is over by now, without a call of the root: how much of it was one."""
@@ -234,7 +225,6 @@ class Way:
         """Bring what comes next, as far as the ring goes. If that fails, then it is not what the
         pass fails for: whoever needs it tries again, and is told."""
         fetch = self.station.fetch
-        self.catch_up()
         with contextlib.suppress(_core.Error, MemoryError):
             for unit in self.sequence.ahead():
                 load = unit.load
