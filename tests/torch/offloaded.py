@@ -70,6 +70,15 @@ class Boom(nn.Module):
         return h * self.weight
 
 
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex64) / 20)
+
+    def forward(self, h):
+        return (h.to(torch.complex64) @ self.weight.conj()).real
+
+
 class Pair:
     """An offloaded model, and the same one as a plain model on the GPU."""
 
@@ -112,3 +121,9 @@ def is_plain(model):
     assert all(type(p) is nn.Parameter for p in model.parameters())
     assert all("forward" not in m.__dict__ for m in model.modules())
     return all(type(m._parameters) is type(m._buffers) is dict for m in model.modules())
+
+
+def equal(p, q):
+    """Values and all that says where they are."""
+    assert (p.shape, p.stride(), p.dtype, p.device) == (q.shape, q.stride(), q.dtype, q.device)
+    return torch.equal(p.detach().cpu(), q.detach().cpu())
