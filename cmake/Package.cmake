@@ -11,7 +11,8 @@ endif()
 if(EBB_PYTHON)
     find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
     add_library(_core MODULE python/ebbtide/_core.c python/ebbtide/_core_ahead.c
-                python/ebbtide/_core_attach.c python/ebbtide/_core_device.c
+                python/ebbtide/_core_attach.c python/ebbtide/_core_course.c
+                python/ebbtide/_core_device.c
                 python/ebbtide/_core_gate.c python/ebbtide/_core_load.c python/ebbtide/_core_mover.c
                 python/ebbtide/_core_pass.c python/ebbtide/_core_places.c
                 python/ebbtide/_core_spots.c python/ebbtide/_core_unit.c

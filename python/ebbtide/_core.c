@@ -175,12 +175,17 @@ static int add_types(PyObject *module, state *s)
         const char *name;
         PyType_Spec *spec;
         PyTypeObject *base;
-    } types[TYPES] = {
-        [DEVICE] = {"Device", &device_spec}, [VBAR] = {"VBAR", &vbar_spec},
-        [WEIGHT] = {"Weight", &weight_spec}, [AHEAD] = {"Ahead", &ahead_spec},
-        [UNIT] = {"Unit", &unit_spec},       [MOVER] = {"Mover", &mover_spec},
-        [LOAD] = {"Load", &load_spec},       [PASS] = {"Pass", &pass_spec},
-        [GATE] = {"Gate", &gate_spec},       [PLACES] = {"Places", &places_spec, &PyDict_Type}};
+    } types[TYPES] = {[DEVICE] = {"Device", &device_spec},
+                      [VBAR] = {"VBAR", &vbar_spec},
+                      [WEIGHT] = {"Weight", &weight_spec},
+                      [AHEAD] = {"Ahead", &ahead_spec},
+                      [UNIT] = {"Unit", &unit_spec},
+                      [MOVER] = {"Mover", &mover_spec},
+                      [LOAD] = {"Load", &load_spec},
+                      [COURSE] = {"Course", &course_spec},
+                      [PASS] = {"Pass", &pass_spec},
+                      [GATE] = {"Gate", &gate_spec},
+                      [PLACES] = {"Places", &places_spec, &PyDict_Type}};
     if (places_measure() < 0)
         return -1;
     for (size_t i = 0; i < TYPES; i++) {

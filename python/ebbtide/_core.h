@@ -13,7 +13,7 @@
 /* ---- _core.c: the module and its errors --------------------------------------------------------- */
 
 enum { KINDS = 14 }; /* of errors that have a type of their own */
-enum { DEVICE, VBAR, WEIGHT, AHEAD, UNIT, MOVER, LOAD, PASS, GATE, PLACES, TYPES };
+enum { DEVICE, VBAR, WEIGHT, AHEAD, UNIT, MOVER, LOAD, COURSE, PASS, GATE, PLACES, TYPES };
 
 typedef struct state {
     PyObject *error;
@@ -105,7 +105,7 @@ void weight_exit(weight *w, ebb_stream stream);
 /* Bytes at an address of a device, as a DLPack capsule that keeps `owner`. */
 PyObject *dlpack_over(PyObject *owner, const device *d, uint64_t address, uint64_t bytes);
 
-/* ---- _core_unit.c, _spots.c, _ahead.c, _places.c, _mover.c, _load.c, _pass.c, _gate.c ---------------------- */
+/* ---- _core_unit.c, _spots.c, _ahead.c, _places.c, _mover.c, _load.c, _course.c, _pass.c, _gate.c ------------ */
 
 enum { SPOTS = 16 }; /* of a unit, that are remembered */
 
@@ -152,6 +152,10 @@ bool unit_small(const unit *u);
 int unit_go_in(unit *u);
 int unit_go_out(unit *u);
 
+/* The same, whatever it takes: of pieces that a load has in the ring the tensors of `reals` go in, and the
+   others are pinned. `its`: what of them will be needed. */
+int unit_go_in_with(unit *u, PyObject *load, PyObject *reals, PyObject *its);
+
 /* The current stream of its GPU. 0, or -1 with an exception. */
 int unit_stream(unit *u, ebb_stream *stream);
 
@@ -196,10 +200,34 @@ void places_release(PyObject *self, const unit *u);
 ebb_mover *mover_handle(PyObject *self, device **d);
 PyObject *mover_failed(const device *d, ebb_status status);
 
-/* Of each of a unit's pieces that have been sent for: where it is in the ring; 0: it is resident. */
+/* All that a balance between tensors and weights depends on, as bytes. NULL with an exception. */
+PyObject *mover_outlook(PyObject *self, PyObject *vbar);
+
+/* Of each of a unit's pieces that have been sent for: where it is in the ring; 0: it is resident. The same, to be
+   looked up. Whether those are all, and how many cargoes they are in the ring. */
 const uint64_t *load_staged(PyObject *self, size_t *count);
+PyObject *load_key(PyObject *self);
+bool load_is_whole(PyObject *self);
+size_t load_cargoes(PyObject *self);
+
+/* Send for more of a unit, as far as the ring has room, or whatever it takes: whether that was all. Then the current
+   stream waits until it has arrived; and its last use is on the current stream. -1: an exception. */
+int load_more(PyObject *self, PyObject *mover, unit *u, bool demand);
+int load_begin(PyObject *self, PyObject *mover);
+int load_end(PyObject *self, PyObject *mover);
 
 typedef struct pass pass;
+typedef struct course course;
+
+/* A call of the model begins: whether it goes by its course, where one is laid. If so, then it ends by course_end(),
+   which says whether that was all: if not, then Python has to see to its end. An exception that is there stays. */
+bool course_begin(pass *p);
+bool course_end(pass *p, bool failed);
+
+/* Into a unit by a gate of that name, and out of one: 1. 0: Python has to do it. -1: an exception, and it is not
+   entered, or it is left. */
+int course_enter(pass *p, PyObject *name, unit *u, bool run);
+int course_leave(pass *p, unit *u, bool run);
 
 /* The run that this thread is in, borrowed, or NULL; and another one, or none, from the current stream on.
    0, or -1 with an exception. */
@@ -219,9 +247,16 @@ bool pass_is_watched(const pass *p);
 int pass_begin(pass *p, bool root);
 bool pass_end(pass *p, bool root);
 
+/* Its course, borrowed, or NULL; calls of the model under way; and whether this thread is in one gate and in no
+   run. */
+course *pass_course(const pass *p);
+unsigned pass_calls(const pass *p);
+bool pass_is_outermost(const pass *p);
+
 /* To be called before the type is made of its spec. 0, or -1 with an exception. */
 int places_measure(void);
 
-extern PyType_Spec ahead_spec, unit_spec, places_spec, mover_spec, load_spec, pass_spec, gate_spec;
+extern PyType_Spec ahead_spec, unit_spec, places_spec, mover_spec, load_spec, course_spec,
+    pass_spec, gate_spec;
 
 #endif

@@ -147,6 +147,9 @@ class Unit:
     small: bool
     base: Any
     version: int
+    load: Load | None
+    views: dict[bytes, Any]
+    tensors: Any
     def __init__(
         self,
         vbar: VBAR,
@@ -202,8 +205,36 @@ class Load:
     def done(self, mover: Mover, /) -> None: ...
     def drop(self, mover: Mover, /) -> None: ...
 
+class Course:
+    @property
+    def running(self) -> bool: ...
+    @property
+    def left(self) -> int: ...
+    @property
+    def at(self) -> int: ...
+    @property
+    def slow(self) -> int: ...
+    @property
+    def called(self) -> list[str]: ...
+    @property
+    def entries(self) -> int: ...
+    def __init__(
+        self,
+        mover: Mover,
+        lock: Any,
+        caches: Callable[[], bool],
+        set_caches: Callable[[bool], None],
+        /,
+    ) -> None: ...
+    def lay(
+        self, units: list[Any], portions: list[int], vbar: VBAR, outlook: bytes, passes: int, /
+    ) -> None: ...
+    def stop(self) -> None: ...
+    def clear(self) -> int: ...
+
 class Pass:
     run: Any
+    course: Course
     watched: bool
     @property
     def depth(self) -> int: ...
@@ -216,6 +247,7 @@ class Pass:
     def strays(self, run: Any, /) -> bool: ...
 
 class Gate:
+    name: str
     root: bool
     unit: Any
     slow: bool

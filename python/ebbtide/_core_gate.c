@@ -17,6 +17,7 @@ typedef struct gate {
     PyObject *tensor, *address_of;  /* PyTorch's type, and its data_ptr() */
     PyObject *parts_of;             /* what is in a result of another kind: lasting.py's */
     PyObject *unit;                 /* or NULL */
+    PyObject *name;                 /* of the module, in the model */
     char slow, root, run, enters, leaves;
     char compiled; /* Python has to see to what torch.compile() compiles */
 } gate;
@@ -82,6 +83,7 @@ static int gate_clear(PyObject *self)
     Py_CLEAR(g->parts_of);
     Py_CLEAR(g->address_of);
     Py_CLEAR(g->unit);
+    Py_CLEAR(g->name);
     return 0;
 }
 
@@ -258,7 +260,37 @@ static void by_name(PyObject *self, const char *method)
     }
 }
 
-/* Where a unit's weights have to come, or to be waited for: in and out by _in() and _out(). */
+/* Where a unit's weights have to come, or to be waited for: by the course, else by Python. Into it: the unit, or
+   None, or NULL with an exception. */
+static PyObject *in_slowly(PyObject *self, PyObject *its, bool strays)
+{
+    gate *g = (gate *)self;
+    int in = strays ? 0 : course_enter(calls_of(g), g->name, (unit *)its, g->run);
+    if (in)
+        return in > 0 ? Py_NewRef(its) : NULL;
+    PyObject *name = PyUnicode_InternFromString("_in");
+    PyObject *entered = name ? PyObject_CallMethodObjArgs(self, name, NULL) : NULL;
+    Py_XDECREF(name);
+    return entered;
+}
+
+/* And out of it. An exception that is there stays: the first one is the one to tell. */
+static void out_slowly(PyObject *self, PyObject *its)
+{
+    gate *g = (gate *)self;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (!course_leave(calls_of(g), (unit *)its, g->run)) {
+        PyObject *name = PyUnicode_InternFromString("_out");
+        Py_XDECREF(name ? PyObject_CallMethodObjArgs(self, name, its, NULL) : NULL);
+        Py_XDECREF(name);
+    }
+    if (type) {
+        PyErr_Clear();
+        PyErr_Restore(type, value, trace);
+    }
+}
+
 static PyObject *by_and_by(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     gate *g = (gate *)self;
@@ -270,9 +302,7 @@ static PyObject *by_and_by(PyObject *self, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (g->enters || strays) {
-        PyObject *name = PyUnicode_InternFromString("_in");
-        PyObject *entered = name ? PyObject_CallMethodObjArgs(self, name, NULL) : NULL;
-        Py_XDECREF(name);
+        PyObject *entered = in_slowly(self, its, strays);
         Py_DECREF(its);
         if (!entered)
             return NULL;
@@ -282,19 +312,21 @@ static PyObject *by_and_by(PyObject *self, PyObject *args, PyObject *kwargs)
     if (result && its != Py_None && holds(g, (unit *)its, result, DEEP))
         result = lasting(self, its, result);
     /* What it does at its end may be something else by now: to go in may have been to plan anew. */
-    if (g->leaves && its != Py_None) {
-        PyObject *type, *value, *trace;
-        PyErr_Fetch(&type, &value, &trace);
-        PyObject *name = PyUnicode_InternFromString("_out");
-        PyObject *left = name ? PyObject_CallMethodObjArgs(self, name, its, NULL) : NULL;
-        Py_XDECREF(name);
-        Py_XDECREF(left);
-        if (type || left) { /* the first error is the one to tell */
-            PyErr_Clear();
-            PyErr_Restore(type, value, trace);
-        }
-    }
+    if (g->leaves && its != Py_None)
+        out_slowly(self, its);
     Py_DECREF(its);
+    if (result && PyErr_Occurred())
+        Py_CLEAR(result);
+    return result;
+}
+
+/* A call of the model that goes by its course. */
+static PyObject *along(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    gate *g = (gate *)self;
+    PyObject *result = forward(g, args, kwargs);
+    if (!course_end(calls_of(g), !result))
+        by_name(self, "_over");
     if (result && PyErr_Occurred())
         Py_CLEAR(result);
     return result;
@@ -307,6 +339,9 @@ static PyObject *call(PyObject *self, PyObject *args, PyObject *kwargs)
     bool plain = !g->slow && (g->unit || g->root) && !grad && !PyErr_Occurred();
     if (g->slow && g->unit && !g->root && !grad && !g->compiled)
         return by_and_by(self, args, kwargs);
+    if (g->slow && g->root && !g->unit && !grad && !g->compiled && !PyErr_Occurred() &&
+        course_begin(calls_of(g)))
+        return along(self, args, kwargs);
     bool enters = g->enters;
     if (plain && g->root) {
         plain = !pass_is_watched(calls_of(g));
@@ -405,6 +440,7 @@ static PyGetSetDef gate_getset[] = {
 };
 
 static PyMemberDef gate_members[] = {
+    {"name", T_OBJECT, offsetof(gate, name), 0, "of the module, in the model"},
     {"slow", T_BOOL, offsetof(gate, slow), 0, "_call() is asked, every time"},
     {"root", T_BOOL, offsetof(gate, root), 0, "of the model itself"},
     {"run", T_BOOL, offsetof(gate, run), 0, "its unit has several members"},

@@ -163,33 +163,54 @@ static bool ready(load *l, size_t count)
     return l->staged && l->cargoes;
 }
 
-/* advance(mover, unit, demand): send for more, as far as the ring has room: whether that was all. */
-static PyObject *load_advance(PyObject *self, PyObject *arguments)
+int load_more(PyObject *self, PyObject *by, unit *u, bool demand)
 {
     load *l = (load *)self;
-    PyObject *by, *of;
-    int demand;
     size_t count;
     ebb_vbar handle;
     device *d;
-    const state *s = state_of(self);
-    if (!s ||
-        !PyArg_ParseTuple(arguments, "O!O!p", s->types[MOVER], &by, s->types[UNIT], &of, &demand))
-        return NULL;
     ebb_mover *mover = mover_handle(by, &d);
-    if (!mover || !unit_pieces((unit *)of, &count, &handle))
-        return fail(d, EBB_GONE, "the mover was closed");
-    if (!ready(l, count))
-        return PyErr_NoMemory();
+    if (!mover || !unit_pieces(u, &count, &handle)) {
+        fail(d, EBB_GONE, "the mover was closed");
+        return -1;
+    }
+    if (!ready(l, count)) {
+        PyErr_NoMemory();
+        return -1;
+    }
     if (!l->mover)
         Py_INCREF(l->mover = by);
     ebb_status status = EBB_OK;
     while (l->staged_count < count && status == EBB_OK)
-        status = send(l, mover, (unit *)of, demand);
+        status = send(l, mover, u, demand);
     l->whole = (char)(l->staged_count >= count);
-    if (status != EBB_OK && status != EBB_OFFLOADED)
-        return mover_failed(d, status);
-    return PyBool_FromLong(l->whole);
+    if (status == EBB_OK || status == EBB_OFFLOADED)
+        return l->whole;
+    mover_failed(d, status);
+    return -1;
+}
+
+/* advance(mover, unit, demand): send for more, as far as the ring has room: whether that was all. */
+static PyObject *load_advance(PyObject *self, PyObject *arguments)
+{
+    PyObject *by, *of;
+    int demand;
+    const state *s = state_of(self);
+    if (!s ||
+        !PyArg_ParseTuple(arguments, "O!O!p", s->types[MOVER], &by, s->types[UNIT], &of, &demand))
+        return NULL;
+    int whole = load_more(self, by, (unit *)of, demand);
+    return whole < 0 ? NULL : PyBool_FromLong(whole);
+}
+
+bool load_is_whole(PyObject *self)
+{
+    return ((const load *)self)->whole;
+}
+
+size_t load_cargoes(PyObject *self)
+{
+    return ((const load *)self)->cargo_count;
 }
 
 /* ---- using it ------------------------------------------------------------------------------------- */
@@ -211,23 +232,31 @@ static bool is_mover(PyObject *self, PyObject *by)
     return s && PyObject_TypeCheck(by, s->types[MOVER]);
 }
 
-static PyObject *load_use(PyObject *self, PyObject *by)
+int load_begin(PyObject *self, PyObject *by)
 {
     load *l = (load *)self;
     device *d;
     ebb_stream stream;
-    ebb_mover *mover = is_mover(self, by) ? by_and_on(by, &d, &stream) : NULL;
+    ebb_mover *mover = by_and_on(by, &d, &stream);
     if (!mover)
-        return NULL;
+        return -1;
     for (size_t i = 0; i < l->cargo_count; i++) {
         ebb_status status = ebb_mover_use(mover, l->cargoes[i], stream);
         if (status == EBB_OK)
             continue;
         while (i--)
             ebb_mover_done(mover, l->cargoes[i], stream);
-        return mover_failed(d, status);
+        mover_failed(d, status);
+        return -1;
     }
     l->users++;
+    return 0;
+}
+
+static PyObject *load_use(PyObject *self, PyObject *by)
+{
+    if (!is_mover(self, by) || load_begin(self, by) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -256,6 +285,13 @@ static PyObject *end(load *l, PyObject *by, bool was_used)
     return result;
 }
 
+int load_end(PyObject *self, PyObject *by)
+{
+    PyObject *ended = end((load *)self, by, true);
+    Py_XDECREF(ended);
+    return ended ? 0 : -1;
+}
+
 static PyObject *load_done(PyObject *self, PyObject *by)
 {
     return is_mover(self, by) ? end((load *)self, by, true) : NULL;
@@ -279,12 +315,17 @@ static PyObject *get_staged(PyObject *self, void *unused)
     return list;
 }
 
-static PyObject *get_key(PyObject *self, void *unused)
+PyObject *load_key(PyObject *self)
 {
-    (void)unused;
     const load *l = (const load *)self;
     return PyBytes_FromStringAndSize((const char *)l->staged,
                                      (Py_ssize_t)(l->staged_count * sizeof *l->staged));
+}
+
+static PyObject *get_key(PyObject *self, void *unused)
+{
+    (void)unused;
+    return load_key(self);
 }
 
 static PyObject *get_cargoes(PyObject *self, void *unused)

@@ -247,7 +247,7 @@ static PyObject *get_filled(PyObject *self, void *unused)
 /* outlook(vbar): all that a balance between tensors and weights depends on, as bytes, to be compared with
    what it was. One call, because mostly it is the same: in the middle of a model, where nothing else of this
    is in the processor's caches, each of these questions by itself takes as long as a layer does. */
-static PyObject *mover_outlook(PyObject *self, PyObject *its)
+PyObject *mover_outlook(PyObject *self, PyObject *its)
 {
     mover *m = (mover *)self;
     const state *s = state_of(self);

@@ -25,6 +25,7 @@ struct pass {
     PyObject_HEAD unsigned depth; /* calls of the model under way */
     unsigned times;               /* that a thread has come in, by whatever gate; it may wrap */
     char watched;                 /* Python sees to their begin and end */
+    PyObject *course;             /* or NULL */
     visitor *visitors;            /* threads that are in a gate, or in a run */
     size_t count, room;
 };
@@ -34,6 +35,7 @@ static int pass_traverse(PyObject *self, visitproc visit, void *arg)
     const pass *p = (const pass *)self;
     for (size_t i = 0; i < p->count; i++)
         Py_VISIT(p->visitors[i].run);
+    Py_VISIT(p->course);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -43,6 +45,7 @@ static int pass_clear(PyObject *self)
     pass *p = (pass *)self;
     for (size_t i = 0; i < p->count; i++)
         Py_CLEAR(p->visitors[i].run);
+    Py_CLEAR(p->course);
     return 0;
 }
 
@@ -162,6 +165,44 @@ bool pass_end(pass *p, bool root)
     return last && in;
 }
 
+course *pass_course(const pass *p)
+{
+    return (course *)p->course;
+}
+
+unsigned pass_calls(const pass *p)
+{
+    return p->depth;
+}
+
+bool pass_is_outermost(const pass *p)
+{
+    const visitor *found = mine(p);
+    return found && found->gates == 1 && !found->run;
+}
+
+static PyObject *get_course(PyObject *self, void *unused)
+{
+    (void)unused;
+    PyObject *its = ((pass *)self)->course;
+    its = its ? its : Py_None;
+    Py_INCREF(its);
+    return its;
+}
+
+static int set_course(PyObject *self, PyObject *given, void *unused)
+{
+    (void)unused;
+    pass *p = (pass *)self;
+    const state *s = state_of(self);
+    if (!s || !given || !PyObject_TypeCheck(given, s->types[COURSE]) || p->course) {
+        PyErr_SetString(PyExc_TypeError, "a pass has one course");
+        return -1;
+    }
+    Py_INCREF(p->course = given);
+    return 0;
+}
+
 static PyObject *get_run(PyObject *self, void *unused)
 {
     (void)unused;
@@ -214,6 +255,7 @@ static PyGetSetDef getset[] = {
     {"gates", get_gates, NULL, "how many this thread is in", NULL},
     {"run", get_run, set_run, "the run that this thread is in, or None", NULL},
     {"stream", get_stream, NULL, "on which it came into that", NULL},
+    {"course", get_course, set_course, "by which passes may go, or None", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -138,6 +138,9 @@ static int unit_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(u->compile_by);
     Py_VISIT(u->ahead);
     Py_VISIT(u->now);
+    Py_VISIT(u->load);
+    Py_VISIT(u->views);
+    Py_VISIT(u->tensors);
     for (size_t i = 0; i < u->swap_count; i++) {
         Py_VISIT(u->swaps[i].place);
         Py_VISIT(u->swaps[i].parked);
@@ -170,6 +173,9 @@ static int unit_clear(PyObject *self)
     Py_CLEAR(u->compiler);
     Py_CLEAR(u->ahead);
     Py_CLEAR(u->now);
+    Py_CLEAR(u->load);
+    Py_CLEAR(u->views);
+    Py_CLEAR(u->tensors);
     return 0;
 }
 
@@ -253,34 +259,26 @@ static PyObject *unit_enter(PyObject *self, PyObject *unused)
     return in < 0 ? NULL : PyBool_FromLong(in);
 }
 
-/* enter_with(load, reals, ahead): the same, whatever it takes: of pieces that the load has in the ring the
-   tensors of `reals` go in, and the others are pinned. */
-static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
+int unit_go_in_with(unit *u, PyObject *brought, PyObject *reals, PyObject *its)
 {
-    unit *u = (unit *)self;
     ebb_stream stream;
-    PyObject *brought, *reals, *its;
     size_t count;
-    const state *s = state_of(self);
-    if (!s ||
-        !PyArg_ParseTuple(arguments, "O!O!O!", s->types[LOAD], &brought, &PyList_Type, &reals,
-                          s->types[AHEAD], &its) ||
-        unit_stream(u, &stream) < 0)
-        return NULL;
+    if (unit_stream(u, &stream) < 0)
+        return -1;
     const uint64_t *staged = load_staged(brought, &count);
     if (count != u->piece_count || (size_t)PyList_Size(reals) != u->swap_count) {
         PyErr_SetString(PyExc_ValueError, "a whole load, and one tensor for each swap");
-        return NULL;
+        return -1;
     }
     if (u->depth || u->stale)
-        Py_RETURN_FALSE;
+        return 0;
     if (!step_in(u)) /* Python's lock may be dropped: nobody else comes in */
-        return NULL;
+        return -1;
     bool pinned = unit_pin_pieces(u, staged, stream);
     if (!pinned || !unit_install(u, reals, its)) {
         unit_unpin_pieces(u, stream);
         u->depth = 0;
-        Py_RETURN_FALSE;
+        return 0;
     }
     u->whole = false;
     bool all = true;
@@ -288,7 +286,20 @@ static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
         all = all && u->pieces[i].pinned;
     if (all)
         unit_sign_runs(u);
-    Py_RETURN_TRUE;
+    return 1;
+}
+
+/* enter_with(load, reals, ahead): the same, whatever it takes: of pieces that the load has in the ring the
+   tensors of `reals` go in, and the others are pinned. */
+static PyObject *unit_enter_with(PyObject *self, PyObject *arguments)
+{
+    PyObject *brought, *reals, *its;
+    const state *s = state_of(self);
+    if (!s || !PyArg_ParseTuple(arguments, "O!O!O!", s->types[LOAD], &brought, &PyList_Type, &reals,
+                                s->types[AHEAD], &its))
+        return NULL;
+    int in = unit_go_in_with((unit *)self, brought, reals, its);
+    return in < 0 ? NULL : PyBool_FromLong(in);
 }
 
 static PyObject *unit_covers_(PyObject *self, PyObject *address)
@@ -459,6 +470,9 @@ static PyMemberDef unit_members[] = {
     {"filled", T_ULONGLONG, offsetof(unit, filled), READONLY, "bytes sent for to stay"},
     {"base", T_OBJECT, offsetof(unit, base), 0, "the tensor that its own are views of"},
     {"version", T_LONG, offsetof(unit, version), 0, "the base's, when it was last looked at"},
+    {"load", T_OBJECT, offsetof(unit, load), 0, "what has been sent for of it, or None"},
+    {"views", T_OBJECT, offsetof(unit, views), 0, "its tensors over the ring, by where they are"},
+    {"tensors", T_OBJECT, offsetof(unit, tensors), 0, "those that are in its places, or None"},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -44,6 +44,9 @@ struct unit {
     spots spots;               /* in the ring, where it was */
     uint64_t size;             /* of all pieces */
     uint64_t streamed, filled; /* bytes sent for: into the ring, and to stay */
+    /* Python's, and a course's: what has been sent for of it, or None; and its tensors over the ring, by where
+       they are, and those that are in its places, or None. */
+    PyObject *load, *views, *tensors;
 };
 
 /* ---- _core_unit_places.c ------------------------------------------------------------------------- */

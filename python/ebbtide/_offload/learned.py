@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 LONG = 96  # passes
 STOPS = 3  # passes that end early at the same place, after which that is where they end
@@ -99,16 +99,16 @@ class Stops:
         self._called, self._now = called[:], True
         return self._times >= STOPS
 
-    def end(self) -> None:
-        """A pass is over, one way or the other."""
-        if not self._now:
+    def end(self) -> bool:
+        """A pass is over: whether it was by an exception."""
+        now, self._now = self._now, False
+        if not now:
             self._times = 0
-        self._now = False
+        return now
 
 
-def is_known(called: Iterable[str], calls: Iterable[str]) -> bool:
+def is_known(called: Iterable[str], known: Set[str]) -> bool:
     """Whether all that was called, or what it is in, is among these."""
-    known = set(calls)
     for name in set(called) - known:
         while name not in known and "." in name:
             name = name.rpartition(".")[0]

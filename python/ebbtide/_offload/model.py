@@ -64,6 +64,12 @@ class Model(Way):
         self.local = threading.local()
         self.running = _core.Pass()
         self.running.watched = True
+        self.course = self.running.course = _core.Course(
+            self.mover,
+            self.lock,
+            torch.is_autocast_cache_enabled,
+            torch.set_autocast_cache_enabled,
+        )
         self.weights = Weights(self.mover, index, pinned)
         self.share = Share(prefetch or PREFETCH)
         self.timing = Timing(self.mover, self.station.link)
@@ -88,6 +94,7 @@ class Model(Way):
         self.settled = False
         self.sequence: Sequence_[Unit] = Sequence_()
         self.calls: list[str] = list(order or ())  # in which order modules are called
+        self.usual = frozenset(self.calls)  # the same, whatever the order
         self.called: list[str] = []  # in this pass
         self.followed = False  # that is all that was in it
         self.leaving: set[int] = set()  # weights that were told to go to the CPU
@@ -155,6 +162,7 @@ class Model(Way):
 
     @tracking.setter
     def tracking(self, on: bool) -> None:
+        self.course.stop()
         if on and self._tracking:
             return  # new gates are slow, too
         if not on:
@@ -222,6 +230,7 @@ class Model(Way):
     def plan(self) -> None:
         """Adopt what there is now, and lay it out anew."""
         tops, weights = self._tops(), self.weights
+        self.by_hand()
         self.unclean = True  # until all of this has been done
         self.followed = False  # it is in the middle of a pass, or before one
         self.leaving.clear()
@@ -273,6 +282,7 @@ class Model(Way):
         )
 
     def _part_with_units(self) -> None:
+        self.by_hand()
         for gate in self.gates:
             gate.unit = None
         for unit in self.units:
@@ -320,6 +330,7 @@ class Model(Way):
         """The root is called."""
         with self.lock:
             calls = self.running.depth
+            self.by_hand()
             if self.running.gates == 1:
                 self._heal()
             if calls > 1 or self.station.runs_another(self):
@@ -331,6 +342,8 @@ class Model(Way):
 
     def end(self) -> None:
         """The root is left."""
+        if self.course.running:
+            self.by_hand()
         try:
             self._leave_run()
         finally:
@@ -342,11 +355,15 @@ class Model(Way):
     def watch(self) -> None:
         """Whether the next pass has something to be seen to, at its begin or at its end."""
         with self.lock:  # or what another thread has just seen would be lost
-            busy = self.tracking or self.unclean or self.handed or self.touched or self.strayed
-            self.running.watched = bool(busy)
+            news = self.unclean or self.handed or self.touched or self.strayed
+            self.running.watched = bool(self.tracking or news)
+            if news:
+                self.course.stop()
 
     def failed(self, out_of_memory: bool) -> None:
         """The root is left by an exception: this pass shows nothing, unless all of them end so."""
+        if self.course.running:
+            self.by_hand()
         if out_of_memory or self.mixed or not self.stops.is_usual(self.called):
             self.called = []
             self.followed = False
@@ -393,7 +410,9 @@ class Model(Way):
         now = (self.share.room, self.mover.filled)
         self.passes = self.passes + 1 if now == self.before else 0
         self.before = now
-        settled = self.passes % TRIES != 0
+        self._settle(self.passes % TRIES != 0)
+
+    def _settle(self, settled: bool) -> None:
         if settled != self.settled:
             self.settled = settled
             for unit in self.units:
@@ -406,7 +425,7 @@ class Model(Way):
         if self._busy():
             return
         self.timing.end()
-        self.stops.end()
+        failed = self.stops.end()
         new = self.balance()
         if self.called and not self.shown:
             self._see_gives()
@@ -415,7 +434,7 @@ class Model(Way):
             strange = False
         else:
             strange = self.tracking and self.sequence.end()
-            strange = strange or not (self.learning or learned.is_known(self.called, self.calls))
+            strange = strange or not (self.learning or learned.is_known(self.called, self.usual))
         # Where all of it fits, any order is as good as another.
         restless = self.strange.is_over(strange and not self.share.fits)
         news = self._see_touched()
@@ -426,6 +445,7 @@ class Model(Way):
             pass  # the next pass is planned anew
         elif self.learning and self.called:
             self.calls = self.called
+            self.usual = frozenset(self.calls)
             self.learning = False
             self.plan()
         elif not self.unclean and (self.strayed or (self.coarse and not self.share.fits)):
@@ -440,6 +460,39 @@ class Model(Way):
         if self.slow and (new or self.passes % TRIES == 0):
             self._make_room(often=new or not self.passes)
             self.prefetch()
+        if not (new or failed or news or restless):
+            self._lay_course()
+
+    def _lay_course(self) -> None:
+        """The next passes, if they are as the last ones were, need not be seen to by Python: as
+        many as there are until something is looked at anyway."""
+        station, units_ = self.station, self.sequence.steady()
+        news = self.unclean or self.handed or self.touched or self.strayed
+        if (
+            news
+            or self.learning
+            or self.mixed
+            or self.rootless
+            or not (self.tracking and self.slow)
+        ):
+            return
+        if station.crowded or len(station.models) > 1 or self.timing.pending or not units_:
+            return
+        if self.vbar is None or any(u.span or u.shared or u.bare for u in units_):
+            return
+        if self.before != (self.share.room, self.mover.filled):
+            return
+        calm = min(self.share.calm(station.ring, self.timed), TRIES - 1 - self.passes % TRIES)
+        if calm > 0:
+            portions = [0 if u.is_resident else station.portion(u) for u in units_]
+            self._settle(True)
+            self.course.lay(units_, portions, self.vbar, self.share.outlook, calm)
+
+    def skipped(self, passes: int) -> None:
+        """So many passes were just as those before, and have not been seen."""
+        self.passes += passes
+        if self.timed:
+            self.share.skip(passes)
 
     def _make_room(self, often: bool) -> None:
         """What PyTorch keeps and does not use may be more than the pass needed: for the ring, or
@@ -506,7 +559,7 @@ class Model(Way):
                 "ring": self.station.ring,
                 "streamed": self.moved[0] + sum(u.streamed for u in self.units),
                 "filled": self.moved[1] + sum(u.filled for u in self.units),
-                "slow_entries": self.slow_entries,
+                "slow_entries": self.slow_entries + self.course.entries,
                 "one_by_one": self.bare_entries,
                 "read_outside": self.read_outside,
             }

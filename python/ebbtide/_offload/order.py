@@ -138,6 +138,17 @@ class Sequence_(Generic[U]):
         """What comes after two: what came after them the last time, or the same again."""
         return self._then.get((before, last), last)
 
+    def steady(self) -> list[U]:
+        """The order that the last passes went in, if the next one is likely to, and the one after
+        it; else none."""
+        likely = self._likely
+        same = self._before is self._last is likely
+        return likely.units if same and self._after(likely, likely) is likely else []
+
+    def resume(self, at: int) -> None:
+        """As if a pass had begun and come to so many units, that were the likely ones."""
+        self.now, self.at = self._likely.units[:at], at - 1
+
     def ahead(self) -> tuple[U, ...]:
         """What comes next, beyond the end of the pass too, each once."""
         likely = self._likely

@@ -124,6 +124,24 @@ class Share:
             return True
         return self._differs(self._needs[-1].size, self._matters) if self._needs else False
 
+    def calm(self, ring: int, timed: bool) -> int:
+        """At the end of a pass: how many of the next ones, if they are as this one was, need not be
+        looked at. `timed`: some are to be measured."""
+        if self._same <= PEAKS or self.cautious or self.fits or not 0 < self.ring_size() <= ring:
+            return 0
+        if timed and self._needs and self._differs(self._needs[-1].size, self._matters):
+            return 0
+        return LOOKS - 1 - self._passes % LOOKS
+
+    def skip(self, passes: int) -> None:
+        """So many have not been looked at."""
+        self._passes += passes
+
+    @property
+    def outlook(self) -> bytes:
+        """What the GPU's room looked like, at the last look."""
+        return self._outlook
+
     def ring_gave_way(self, size: int) -> None:
         """To tensors: it is of that size now."""
         self.lowest = size if self.lowest is None else min(self.lowest, size)

@@ -79,6 +79,8 @@ class Station:
 
     def arrives(self, model: Model) -> None:
         with self.lock:
+            for other in self.models:
+                other.course.stop()
             self._models = (*(its for its in self._models if its() is not None), weakref.ref(model))
             self.comes_first(model)
 
@@ -168,6 +170,7 @@ class Station:
         """Of several passes under way at once each has a unit in the ring."""
         self.crowded = True
         for model in self.models:
+            model.course.stop()
             model.share.whole_ring()
 
     def drop_loads(self) -> None:

@@ -77,6 +77,11 @@ class Timing:
             self.forget()  # one that had no end
             self.on = True
 
+    @property
+    def pending(self) -> bool:
+        """A pass is being measured, or has been and was not read yet."""
+        return self.on or bool(self._last)
+
     def advance(self, load: _core.Load, unit: Unit) -> bool:
         """Send for more of a unit, and see how long that takes."""
         mover = self._mover

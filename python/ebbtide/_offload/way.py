@@ -39,6 +39,7 @@ class Way:
     lock: threading.RLock
     local: threading.local
     running: _core.Pass
+    course: _core.Course
     weights: Weights
     timing: Timing
     tracking: bool
@@ -65,6 +66,9 @@ class Way:
     def watch(self) -> None:
         raise NotImplementedError
 
+    def skipped(self, passes: int) -> None:
+        raise NotImplementedError
+
     def _begin(self) -> None:
         raise NotImplementedError
 
@@ -74,11 +78,26 @@ class Way:
     def _busy(self) -> bool:
         return any(u.depth or u.bare for u in self.units)
 
+    # ---- by a course ----
+
+    def by_hand(self) -> None:
+        """Passes that went as the one before have gone by themselves, in C: from here on Python
+        sees to them again, in the middle of one if it has come to that."""
+        with self.lock:
+            course = self.course
+            if course.running:
+                self.called, self.slow = course.called, course.slow
+                self.followed, self.mixed = True, False
+                self.sequence.resume(course.at)
+            self.skipped(course.clear())
+
     # ---- into a unit -----------------------------------------------------------------------------
 
     def enter(self, gate: Gate) -> Unit | None:
         """Into a unit, the slow way: its weights have to come, or to be waited for."""
         with self.lock:
+            if self.course.running:
+                self.by_hand()
             unit = gate.unit
             if unit is None and self.unclean and not self._busy():
                 self.plan()  # the last one has failed
@@ -240,6 +259,8 @@ class Way:
 
     def leave(self, unit: Unit) -> None:
         """Out of a unit. A run is left by its last member, or by whoever comes next."""
+        if self.course.running:
+            self.by_hand()
         if not unit.run:
             self._leave(unit)
         elif self.running.run is unit:

@@ -1,0 +1,505 @@
+/*
+ * Course, passes of a model that streams, that go as the last one went.
+ *
+ * Python sees to every pass of such a model: what comes next, what there is to learn, how much is to stay. Mostly
+ * there is nothing new. But between two layers none of what Python needs for that is in the processor's caches,
+ * so to find it out takes the host as long as a layer does, for each unit. So when some passes were the same,
+ * Python lays a course: the units in their order, for so many passes. What these need is done here.
+ *
+ * Whatever is not as it was laid ends it: another unit, weights that have not come, tensors that are not made
+ * yet, another stream, another thread, a change of the GPU's room. Python does that step, and goes on from there
+ * (Way.by_hand()): at any time all of what it looks at is as if it had done the steps before.
+ *
+ * It is used with the lock that Python uses, if that is free. Nothing here runs anything of the program, so
+ * Ctrl-C finds it done or not begun.
+ */
+#include "_core_unit.h"
+
+#include <stdlib.h>
+
+typedef struct leg {
+    unit *unit;
+    uint64_t portion; /* bytes of it to send for together; 0: it was resident */
+} leg;
+
+struct course {
+    PyObject_HEAD PyObject *mover, *lock;
+    PyObject *caches,
+        *set_caches;    /* PyTorch's: whether autocast keeps what it makes of weights, or is to */
+    PyTypeObject *load; /* the type */
+    PyObject *vbar, *outlook; /* what the GPU's room has to look like: see Mover.outlook() */
+    leg *legs;
+    size_t count;
+    unsigned left, taken; /* passes that it may be for still, and has been for */
+    char stopped;         /* Python is to see the end of the pass that goes by it */
+    char running;         /* a pass does, */
+    char keeps;           /* in which autocast is kept from keeping anything, and was not before; */
+    uint64_t thread;      /* on this thread; */
+    size_t at;            /* it has come to so many units, */
+    unsigned slow;        /* of which so many had to come, */
+    PyObject *called;     /* by gates of these names */
+    unsigned long long entries; /* of units that had to come, in all */
+};
+
+/* ---- its life -------------------------------------------------------------------------------------- */
+
+static int course_init(PyObject *self, PyObject *arguments, PyObject *keywords)
+{
+    course *c = (course *)self;
+    PyObject *mover, *lock, *caches, *set_caches;
+    const state *s = state_of(self);
+    if (!s || keywords ||
+        !PyArg_ParseTuple(arguments, "O!OOO", s->types[MOVER], &mover, &lock, &caches, &set_caches))
+        return -1;
+    if (c->mover) {
+        PyErr_SetString(PyExc_TypeError, "a course is made once");
+        return -1;
+    }
+    Py_INCREF(c->mover = mover);
+    Py_INCREF(c->lock = lock);
+    Py_INCREF(c->caches = caches);
+    Py_INCREF(c->set_caches = set_caches);
+    Py_INCREF(c->load = s->types[LOAD]);
+    return 0;
+}
+
+static int course_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    const course *c = (const course *)self;
+    Py_VISIT(c->mover);
+    Py_VISIT(c->lock);
+    Py_VISIT(c->vbar);
+    Py_VISIT(c->called);
+    for (size_t i = 0; i < c->count; i++)
+        Py_VISIT(c->legs[i].unit);
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+
+/* Nothing is laid any more. To let go of units may run anything. */
+static void forget(course *c)
+{
+    leg *legs = c->legs;
+    size_t count = c->count;
+    c->legs = NULL;
+    c->count = 0;
+    c->left = 0;
+    c->running = 0;
+    for (size_t i = 0; i < count; i++)
+        Py_DECREF(legs[i].unit);
+    free(legs);
+    Py_CLEAR(c->vbar);
+    Py_CLEAR(c->outlook);
+    Py_CLEAR(c->called);
+}
+
+static int course_clear(PyObject *self)
+{
+    course *c = (course *)self;
+    forget(c);
+    Py_CLEAR(c->mover);
+    Py_CLEAR(c->lock);
+    Py_CLEAR(c->caches);
+    Py_CLEAR(c->set_caches);
+    Py_CLEAR(c->load);
+    return 0;
+}
+
+static void course_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    course_clear(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+/* ---- laying it ------------------------------------------------------------------------------------- */
+
+/* lay(units, portions, vbar, outlook, passes): the next passes are as these units ran. */
+static PyObject *course_lay(PyObject *self, PyObject *arguments)
+{
+    course *c = (course *)self;
+    PyObject *units, *portions, *vbar, *outlook;
+    unsigned passes;
+    const state *s = state_of(self);
+    if (!s || !PyArg_ParseTuple(arguments, "O!O!O!SI", &PyList_Type, &units, &PyList_Type,
+                                &portions, s->types[VBAR], &vbar, &outlook, &passes))
+        return NULL;
+    Py_ssize_t count = PyList_Size(units);
+    if (!count || count != PyList_Size(portions)) {
+        PyErr_SetString(PyExc_ValueError, "a portion for each unit, of which there are some");
+        return NULL;
+    }
+    forget(c);
+    c->legs = calloc((size_t)count, sizeof *c->legs);
+    if (!c->legs)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *its = PyList_GetItem(units, i);
+        uint64_t portion;
+        if (size_of(PyList_GetItem(portions, i), &portion) < 0 ||
+            !PyObject_TypeCheck(its, s->types[UNIT])) {
+            forget(c);
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_TypeError, "a course is of units");
+            return NULL;
+        }
+        Py_INCREF(its);
+        c->legs[c->count++] = (leg){.unit = (unit *)its, .portion = portion};
+    }
+    Py_INCREF(c->vbar = vbar);
+    Py_INCREF(c->outlook = outlook);
+    c->left = passes;
+    Py_RETURN_NONE;
+}
+
+/* stop(): the pass that it is in is the last, and Python sees to its end. */
+static PyObject *course_stop(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    ((course *)self)->left = 0;
+    ((course *)self)->stopped = 1;
+    Py_RETURN_NONE;
+}
+
+/* clear(): what was laid is gone; and for how many passes it was used. */
+static PyObject *course_forget(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    course *c = (course *)self;
+    unsigned taken = c->taken;
+    c->taken = 0;
+    forget(c);
+    return PyLong_FromUnsignedLong(taken);
+}
+
+/* ---- one step -------------------------------------------------------------------------------------- */
+
+/* What could not be done here is no error: Python does it, and is told. Always 0. */
+static int by_python(void)
+{
+    PyErr_Clear();
+    return 0;
+}
+
+static bool lock(course *c)
+{
+    PyObject *got = PyObject_CallMethod(c->lock, "acquire", "i", 0);
+    bool yes = got == Py_True;
+    Py_XDECREF(got);
+    PyErr_Clear();
+    return yes;
+}
+
+static void unlock(course *c)
+{
+    Py_XDECREF(PyObject_CallMethod(c->lock, "release", NULL));
+}
+
+static PyObject *load_of(const unit *u)
+{
+    return u->load == Py_None ? NULL : u->load;
+}
+
+static void put(PyObject **to, PyObject *what)
+{
+    PyObject *old = *to;
+    Py_INCREF(*to = what);
+    Py_XDECREF(old);
+}
+
+/* Send for more of a unit, as far as the ring goes: whether that was all. */
+static bool fetch(course *c, const leg *next)
+{
+    unit *u = next->unit;
+    PyObject *load = load_of(u);
+    if (load)
+        Py_INCREF(load);
+    else if (next->portion)
+        load = PyObject_CallFunction((PyObject *)c->load, "K", next->portion);
+    if (!load)
+        return by_python();
+    put(&u->load, load);
+    int whole = load_more(load, c->mover, u, false);
+    PyErr_Clear(); /* whoever needs it tries again, and is told */
+    /* What is resident by now needs no keeping. */
+    if (!load_cargoes(load) && u->load == load)
+        put(&u->load, Py_None);
+    Py_DECREF(load);
+    return whole > 0;
+}
+
+/* Bring what comes next, beyond the end of the pass too. */
+static void fetch_ahead(course *c)
+{
+    for (size_t i = 0; i < c->count; i++) {
+        const leg *next = &c->legs[(c->at + i) % c->count];
+        const unit *u = next->unit;
+        PyObject *load = load_of(u);
+        if (u->depth || (load ? load_is_whole(load) : unit_is_here(u)))
+            continue;
+        if (!fetch(c, next))
+            return;
+    }
+}
+
+/* A part of what Python knows a unit's tensors by. Borrowed from it, for it goes on to be there. */
+static PyObject *part(PyObject *tensors, const char *name)
+{
+    PyObject *found = PyObject_GetAttrString(tensors, name);
+    Py_XDECREF(found);
+    return found;
+}
+
+/* Whether somebody has written to the tensors over the ring. */
+static bool is_written(const unit *u)
+{
+    if (!u->tensors || u->tensors == Py_None)
+        return false;
+    PyObject *bases = part(u->tensors, "bases"), *versions = part(u->tensors, "versions");
+    bool same = bases && versions && PyList_Check(bases) && PyList_Check(versions) &&
+                PyList_Size(bases) == PyList_Size(versions);
+    for (Py_ssize_t i = 0; same && i < PyList_Size(bases); i++) {
+        PyObject *now = PyObject_GetAttr(PyList_GetItem(bases, i), u->name);
+        same = now && PyObject_RichCompareBool(now, PyList_GetItem(versions, i), Py_EQ) == 1;
+        Py_XDECREF(now);
+    }
+    return !same;
+}
+
+/* Out of a unit. 1; 0: it is still in; -1: it is out, with an exception. */
+static int out_of(course *c, unit *u)
+{
+    PyObject *load = load_of(u);
+    if (u->depth != 1 || u->threads[0] != c->thread || is_written(u))
+        return by_python();
+    if (!load)
+        return unit_go_out(u) < 0 ? -1 : 1;
+    Py_INCREF(load);
+    PyObject *type, *value, *trace;
+    unit_go_out(u);
+    PyErr_Fetch(&type, &value, &trace);
+    if (!u->depth) {
+        put(&u->tensors, Py_None);
+        put(&u->load, Py_None);
+        if (load_end(load, c->mover) < 0 && type)
+            PyErr_Clear(); /* the first error is the one to tell */
+    }
+    Py_DECREF(load);
+    if (type)
+        PyErr_Restore(type, value, trace);
+    if (PyErr_Occurred())
+        return u->depth ? by_python() : -1;
+    fetch_ahead(c);
+    return 1;
+}
+
+/* Out of the run that this thread is in, if there is one. */
+static int out_of_run(course *c, pass *p)
+{
+    PyObject *run = pass_run(p);
+    int strays = run ? pass_strays(p, run) : 0;
+    if (!run)
+        return 1;
+    if (strays)
+        return by_python();
+    Py_INCREF(run);
+    int left = out_of(c, (unit *)run);
+    if (left && pass_set_run(p, NULL) < 0)
+        left = -1;
+    Py_DECREF(run);
+    return left;
+}
+
+/* Into a unit that has been sent for as a whole, by its tensors where it is. */
+static int into_what_came(course *c, unit *u, PyObject *load)
+{
+    PyObject *key = load_key(load);
+    PyObject *made = key && PyDict_Check(u->views) ? PyDict_GetItemWithError(u->views, key) : NULL;
+    Py_XDECREF(key);
+    if (!made)
+        return by_python();
+    PyObject *reals = part(made, "reals"), *its = part(made, "ahead");
+    if (!reals || !its || load_begin(load, c->mover) < 0)
+        return by_python();
+    put(&u->tensors, made); /* which keeps them */
+    int in = unit_go_in_with(u, load, reals, its);
+    if (in > 0) {
+        c->slow++;
+        c->entries++;
+        return 1;
+    }
+    PyErr_Clear();
+    put(&u->tensors, Py_None);
+    put(&u->load, Py_None);
+    load_end(load, c->mover);
+    return by_python();
+}
+
+static int into(course *c, pass *p, unit *u, bool run)
+{
+    if (u->stale || u->depth)
+        return 0;
+    int left = out_of_run(c, p);
+    if (left <= 0)
+        return left;
+    PyObject *load = load_of(u);
+    if (load && !load_is_whole(load))
+        return 0;
+    Py_XINCREF(load);
+    int in = load ? into_what_came(c, u, load) : unit_go_in(u);
+    Py_XDECREF(load);
+    if (in <= 0)
+        return by_python();
+    if (run && pass_set_run(p, (PyObject *)u) < 0) {
+        out_of(c, u);
+        return -1;
+    }
+    return 1;
+}
+
+/* ---- what gates ask for ---------------------------------------------------------------------------- */
+
+/* The course that this thread is in a pass of. */
+static course *mine(const pass *p)
+{
+    course *c = pass_course(p);
+    return c && c->running && c->thread == this_thread() && pass_calls(p) == 1 ? c : NULL;
+}
+
+static bool is_true(PyObject *function)
+{
+    PyObject *answer = PyObject_CallNoArgs(function);
+    bool yes = answer == Py_True;
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    return yes;
+}
+
+static void set_caches(course *c, bool on)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    Py_XDECREF(PyObject_CallFunction(c->set_caches, "O", on ? Py_True : Py_False));
+    PyErr_Clear();
+    PyErr_Restore(type, value, trace);
+}
+
+bool course_begin(pass *p)
+{
+    course *c = pass_course(p);
+    if (!c || !c->left || c->running || pass_calls(p) != 1 || !pass_is_outermost(p))
+        return false;
+    PyObject *now = mover_outlook(c->mover, c->vbar);
+    bool same = now && PyObject_RichCompareBool(now, c->outlook, Py_EQ) == 1;
+    Py_XDECREF(now);
+    PyObject *called = same ? PyList_New(0) : NULL;
+    if (!called)
+        return by_python();
+    Py_XDECREF(c->called);
+    c->called = called;
+    c->at = 0;
+    c->slow = 0;
+    c->thread = this_thread();
+    c->keeps = (char)is_true(c->caches);
+    if (c->keeps)
+        set_caches(c, false);
+    c->left--;
+    c->stopped = 0;
+    c->running = 1;
+    return true;
+}
+
+int course_enter(pass *p, PyObject *name, unit *u, bool run)
+{
+    course *c = mine(p);
+    if (!c || !name)
+        return 0;
+    if (run && pass_run(p) == (PyObject *)u)
+        return PyList_Append(c->called, name) < 0 ? -1 : 1;
+    if (c->at >= c->count || c->legs[c->at].unit != u || !lock(c))
+        return 0;
+    Py_INCREF(c);
+    int in = into(c, p, u, run);
+    /* Where another thread has put an end to it meanwhile, the unit is entered all the same. */
+    if (in > 0 && c->running) {
+        c->at++;
+        if (PyList_Append(c->called, name) < 0)
+            PyErr_Clear(); /* it will look like another pass, and be learned from */
+    }
+    unlock(c);
+    Py_DECREF(c);
+    return in;
+}
+
+int course_leave(pass *p, unit *u, bool run)
+{
+    course *c = mine(p);
+    if (!c || !lock(c))
+        return 0;
+    Py_INCREF(c);
+    int left = !run ? out_of(c, u) : pass_run(p) == (PyObject *)u ? out_of_run(c, p) : 1;
+    unlock(c);
+    Py_DECREF(c);
+    return left;
+}
+
+bool course_end(pass *p, bool failed)
+{
+    course *c = pass_course(p);
+    if (!c)
+        return false;
+    if (c->keeps)
+        set_caches(c, true);
+    c->keeps = 0;
+    c = mine(p);
+    if (!c || failed || c->at != c->count || c->stopped)
+        return false;
+    bool locked = lock(c);
+    int left = locked ? out_of_run(c, p) : 0;
+    if (left > 0) {
+        c->running = 0;
+        c->taken++;
+    }
+    if (locked)
+        unlock(c);
+    return left > 0;
+}
+
+/* ---- what it says of itself ------------------------------------------------------------------------ */
+
+static PyMethodDef methods[] = {
+    {"lay", course_lay, METH_VARARGS,
+     "lay($self, units, portions, vbar, outlook, passes, /)\n--\n\n"
+     "So many passes from now on may be as these units ran, if the outlook is the same."},
+    {"stop", course_stop, METH_NOARGS, "stop($self, /)\n--\n\nThe pass that it is in is the last."},
+    {"clear", course_forget, METH_NOARGS,
+     "clear($self, /)\n--\n\nForget what was laid: for how many passes it has been used."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"running", T_BOOL, offsetof(course, running), READONLY, "a pass goes by it"},
+    {"left", T_UINT, offsetof(course, left), READONLY, "passes that it may be for still"},
+    {"at", T_PYSSIZET, offsetof(course, at), READONLY, "units entered, in this pass"},
+    {"slow", T_UINT, offsetof(course, slow), READONLY, "of these, those that had to come"},
+    {"called", T_OBJECT, offsetof(course, called), READONLY, "names of gates, in this pass"},
+    {"entries", T_ULONGLONG, offsetof(course, entries), READONLY, "units that had to come, in all"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)"Passes that go as the last one went."},
+    {Py_tp_init, (void *)course_init},
+    {Py_tp_dealloc, (void *)course_dealloc},
+    {Py_tp_traverse, (void *)course_traverse},
+    {Py_tp_clear, (void *)course_clear},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {0, NULL},
+};
+
+PyType_Spec course_spec = {"ebbtide._core.Course", sizeof(course), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
