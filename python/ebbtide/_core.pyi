@@ -227,7 +227,14 @@ class Course:
         /,
     ) -> None: ...
     def lay(
-        self, units: list[Any], portions: list[int], vbar: VBAR, outlook: bytes, passes: int, /
+        self,
+        units: list[Any],
+        portions: list[int],
+        calls: list[str],
+        vbar: VBAR,
+        outlook: bytes,
+        passes: int,
+        /,
     ) -> None: ...
     def stop(self) -> None: ...
     def clear(self) -> int: ...

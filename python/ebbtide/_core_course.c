@@ -37,7 +37,8 @@ struct course {
     uint64_t thread;      /* on this thread; */
     size_t at;            /* it has come to so many units, */
     unsigned slow;        /* of which so many had to come, */
-    PyObject *called;     /* by gates of these names */
+    PyObject *called;     /* by gates of these names; */
+    PyObject *calls;      /* if it goes as the last one went, these */
     unsigned long long entries; /* of units that had to come, in all */
 };
 
@@ -70,6 +71,7 @@ static int course_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(c->lock);
     Py_VISIT(c->vbar);
     Py_VISIT(c->called);
+    Py_VISIT(c->calls);
     for (size_t i = 0; i < c->count; i++)
         Py_VISIT(c->legs[i].unit);
     Py_VISIT(Py_TYPE(self));
@@ -91,6 +93,7 @@ static void forget(course *c)
     Py_CLEAR(c->vbar);
     Py_CLEAR(c->outlook);
     Py_CLEAR(c->called);
+    Py_CLEAR(c->calls);
 }
 
 static int course_clear(PyObject *self)
@@ -117,15 +120,17 @@ static void course_dealloc(PyObject *self)
 
 /* ---- laying it ------------------------------------------------------------------------------------- */
 
-/* lay(units, portions, vbar, outlook, passes): the next passes are as these units ran. */
+/* lay(units, portions, calls, vbar, outlook, passes): the next passes are as these units ran, by these calls of
+   gates. */
 static PyObject *course_lay(PyObject *self, PyObject *arguments)
 {
     course *c = (course *)self;
-    PyObject *units, *portions, *vbar, *outlook;
+    PyObject *units, *portions, *calls, *vbar, *outlook;
     unsigned passes;
     const state *s = state_of(self);
-    if (!s || !PyArg_ParseTuple(arguments, "O!O!O!SI", &PyList_Type, &units, &PyList_Type,
-                                &portions, s->types[VBAR], &vbar, &outlook, &passes))
+    if (!s ||
+        !PyArg_ParseTuple(arguments, "O!O!O!O!SI", &PyList_Type, &units, &PyList_Type, &portions,
+                          &PyList_Type, &calls, s->types[VBAR], &vbar, &outlook, &passes))
         return NULL;
     Py_ssize_t count = PyList_Size(units);
     if (!count || count != PyList_Size(portions)) {
@@ -149,6 +154,7 @@ static PyObject *course_lay(PyObject *self, PyObject *arguments)
         Py_INCREF(its);
         c->legs[c->count++] = (leg){.unit = (unit *)its, .portion = portion};
     }
+    Py_INCREF(c->calls = calls);
     Py_INCREF(c->vbar = vbar);
     Py_INCREF(c->outlook = outlook);
     c->left = passes;
@@ -193,9 +199,14 @@ static bool lock(course *c)
     return yes;
 }
 
+/* An exception that is there stays. */
 static void unlock(course *c)
 {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
     Py_XDECREF(PyObject_CallMethod(c->lock, "release", NULL));
+    PyErr_Clear();
+    PyErr_Restore(type, value, trace);
 }
 
 static PyObject *load_of(const unit *u)
@@ -387,28 +398,43 @@ static void set_caches(course *c, bool on)
     PyErr_Restore(type, value, trace);
 }
 
+static bool may_begin(const course *c, const pass *p)
+{
+    return c->left && !c->running && pass_calls(p) == 1 && pass_is_outermost(p);
+}
+
 bool course_begin(pass *p)
 {
     course *c = pass_course(p);
-    if (!c || !c->left || c->running || pass_calls(p) != 1 || !pass_is_outermost(p))
+    if (!c || !may_begin(c, p))
         return false;
-    PyObject *now = mover_outlook(c->mover, c->vbar);
-    bool same = now && PyObject_RichCompareBool(now, c->outlook, Py_EQ) == 1;
+    /* To ask lets go of Python's lock: by then another thread may have stopped it, or laid another one. */
+    PyObject *vbar = c->vbar, *outlook = c->outlook;
+    Py_INCREF(vbar);
+    Py_INCREF(outlook);
+    PyObject *called = PyList_New(0);
+    PyObject *now = called ? mover_outlook(c->mover, vbar) : NULL;
+    bool same = now && PyObject_RichCompareBool(now, outlook, Py_EQ) == 1;
     Py_XDECREF(now);
-    PyObject *called = same ? PyList_New(0) : NULL;
-    if (!called)
+    same = same && may_begin(c, p) && c->outlook == outlook;
+    Py_DECREF(vbar);
+    Py_DECREF(outlook);
+    if (!same) {
+        Py_XDECREF(called);
         return by_python();
-    Py_XDECREF(c->called);
-    c->called = called;
-    c->at = 0;
-    c->slow = 0;
-    c->thread = this_thread();
-    c->keeps = (char)is_true(c->caches);
-    if (c->keeps)
-        set_caches(c, false);
+    }
     c->left--;
     c->stopped = 0;
     c->running = 1;
+    c->at = 0;
+    c->slow = 0;
+    c->thread = this_thread();
+    PyObject *before = c->called;
+    c->called = called;
+    Py_XDECREF(before);
+    c->keeps = (char)is_true(c->caches);
+    if (c->keeps)
+        set_caches(c, false);
     return true;
 }
 
@@ -457,6 +483,8 @@ bool course_end(pass *p, bool failed)
     c = mine(p);
     if (!c || failed || c->at != c->count || c->stopped)
         return false;
+    if (PyObject_RichCompareBool(c->called, c->calls, Py_EQ) != 1)
+        return by_python();
     bool locked = lock(c);
     int left = locked ? out_of_run(c, p) : 0;
     if (left > 0) {
@@ -472,7 +500,7 @@ bool course_end(pass *p, bool failed)
 
 static PyMethodDef methods[] = {
     {"lay", course_lay, METH_VARARGS,
-     "lay($self, units, portions, vbar, outlook, passes, /)\n--\n\n"
+     "lay($self, units, portions, calls, vbar, outlook, passes, /)\n--\n\n"
      "So many passes from now on may be as these units ran, if the outlook is the same."},
     {"stop", course_stop, METH_NOARGS, "stop($self, /)\n--\n\nThe pass that it is in is the last."},
     {"clear", course_forget, METH_NOARGS,

@@ -40,10 +40,7 @@ class Patience:
     def is_over(self, seen: bool) -> bool:
         """It has been seen once more, or has not."""
         if not seen:
-            self._seen = 0
-            self._unseen += 1
-            if self._unseen >= LONG:
-                self._enough = self._times
+            self.skip(1)
             return False
         self._unseen = 0
         self._seen += 1
@@ -52,6 +49,14 @@ class Patience:
         self._seen = 0
         self._enough *= 2
         return True
+
+    def skip(self, times: int) -> None:
+        """It has not been seen, so many times."""
+        if times:
+            self._seen = 0
+            self._unseen += times
+            if self._unseen >= LONG:
+                self._enough = self._times
 
 
 class Absence:

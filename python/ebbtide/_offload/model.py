@@ -437,8 +437,9 @@ class Model(Way):
             strange = strange or not (self.learning or learned.is_known(self.called, self.usual))
         # Where all of it fits, any order is as good as another.
         restless = self.strange.is_over(strange and not self.share.fits)
+        read = bool(self.touched)
         news = self._see_touched()
-        unseen = bool(self.touched) and not self.followed
+        unseen = read and not self.followed
         self.touched.clear()
         self.followed = False
         if news:
@@ -460,7 +461,7 @@ class Model(Way):
         if self.slow and (new or self.passes % TRIES == 0):
             self._make_room(often=new or not self.passes)
             self.prefetch()
-        if not (new or failed or news or restless):
+        if not (new or failed or news or strange or restless or read):
             self._lay_course()
 
     def _lay_course(self) -> None:
@@ -476,7 +477,9 @@ class Model(Way):
             or not (self.tracking and self.slow)
         ):
             return
-        if station.crowded or len(station.models) > 1 or self.timing.pending or not units_:
+        if any(other.gates for other in station.models if other is not self):
+            return
+        if self.timing.pending or not units_:
             return
         if self.vbar is None or any(u.span or u.shared or u.bare for u in units_):
             return
@@ -486,13 +489,17 @@ class Model(Way):
         if calm > 0:
             portions = [0 if u.is_resident else station.portion(u) for u in units_]
             self._settle(True)
-            self.course.lay(units_, portions, self.vbar, self.share.outlook, calm)
+            outlook = self.share.outlook
+            self.course.lay(units_, portions, self.called, self.vbar, outlook, calm)
 
-    def skipped(self, passes: int) -> None:
-        """So many passes were just as those before, and have not been seen."""
-        self.passes += passes
+    def skipped(self, passes: int, begun: bool) -> None:
+        """So many passes were just as those before, and have not been seen; and one more was not
+        seen to begin."""
+        self.passes += passes + begun
         if self.timed:
-            self.share.skip(passes)
+            self.share.skip(passes + begun)
+        for patience in (self.strange, self.flips, self.unseen):
+            patience.skip(passes)
 
     def _make_room(self, often: bool) -> None:
         """What PyTorch keeps and does not use may be more than the pass needed: for the ring, or

@@ -66,7 +66,7 @@ class Way:
     def watch(self) -> None:
         raise NotImplementedError
 
-    def skipped(self, passes: int) -> None:
+    def skipped(self, passes: int, begun: bool) -> None:
         raise NotImplementedError
 
     def _begin(self) -> None:
@@ -85,18 +85,19 @@ class Way:
         sees to them again, in the middle of one if it has come to that."""
         with self.lock:
             course = self.course
-            if course.running:
+            begun = course.running
+            if begun:
                 self.called, self.slow = course.called, course.slow
                 self.followed, self.mixed = True, False
                 self.sequence.resume(course.at)
-            self.skipped(course.clear())
+            self.skipped(course.clear(), begun)
 
     # ---- into a unit -----------------------------------------------------------------------------
 
     def enter(self, gate: Gate) -> Unit | None:
         """Into a unit, the slow way: its weights have to come, or to be waited for."""
         with self.lock:
-            if self.course.running:
+            if self.course.running or (self.course.left and not self.running.depth):
                 self.by_hand()
             unit = gate.unit
             if unit is None and self.unclean and not self._busy():
