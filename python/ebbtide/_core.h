@@ -226,8 +226,8 @@ bool course_end(pass *p, bool failed);
 
 /* Into a unit by a gate of that name, and out of one: 1. 0: Python has to do it. -1: an exception, and it is not
    entered, or it is left. */
-int course_enter(pass *p, PyObject *name, unit *u, bool run);
-int course_leave(pass *p, unit *u, bool run);
+int course_enter(pass *p, PyObject *name, unit *u, bool of_run);
+int course_leave(pass *p, unit *u, bool of_run);
 
 /* The run that this thread is in, borrowed, or NULL; and another one, or none, from the current stream on.
    0, or -1 with an exception. */

@@ -125,12 +125,12 @@ static void course_dealloc(PyObject *self)
 static PyObject *course_lay(PyObject *self, PyObject *arguments)
 {
     course *c = (course *)self;
-    PyObject *units, *portions, *calls, *vbar, *outlook;
+    PyObject *units, *portions, *calls, *of, *outlook;
     unsigned passes;
     const state *s = state_of(self);
     if (!s ||
         !PyArg_ParseTuple(arguments, "O!O!O!O!SI", &PyList_Type, &units, &PyList_Type, &portions,
-                          &PyList_Type, &calls, s->types[VBAR], &vbar, &outlook, &passes))
+                          &PyList_Type, &calls, s->types[VBAR], &of, &outlook, &passes))
         return NULL;
     Py_ssize_t count = PyList_Size(units);
     if (!count || count != PyList_Size(portions)) {
@@ -155,7 +155,7 @@ static PyObject *course_lay(PyObject *self, PyObject *arguments)
         c->legs[c->count++] = (leg){.unit = (unit *)its, .portion = portion};
     }
     Py_INCREF(c->calls = calls);
-    Py_INCREF(c->vbar = vbar);
+    Py_INCREF(c->vbar = of);
     Py_INCREF(c->outlook = outlook);
     c->left = passes;
     Py_RETURN_NONE;
@@ -310,17 +310,16 @@ static int out_of(course *c, unit *u)
 /* Out of the run that this thread is in, if there is one. */
 static int out_of_run(course *c, pass *p)
 {
-    PyObject *run = pass_run(p);
-    int strays = run ? pass_strays(p, run) : 0;
-    if (!run)
+    PyObject *its = pass_run(p);
+    if (!its)
         return 1;
-    if (strays)
+    if (pass_strays(p, its))
         return by_python();
-    Py_INCREF(run);
-    int left = out_of(c, (unit *)run);
+    Py_INCREF(its);
+    int left = out_of(c, (unit *)its);
     if (left && pass_set_run(p, NULL) < 0)
         left = -1;
-    Py_DECREF(run);
+    Py_DECREF(its);
     return left;
 }
 
@@ -349,7 +348,7 @@ static int into_what_came(course *c, unit *u, PyObject *load)
     return by_python();
 }
 
-static int into(course *c, pass *p, unit *u, bool run)
+static int into(course *c, pass *p, unit *u, bool of_run)
 {
     if (u->stale || u->depth)
         return 0;
@@ -364,7 +363,7 @@ static int into(course *c, pass *p, unit *u, bool run)
     Py_XDECREF(load);
     if (in <= 0)
         return by_python();
-    if (run && pass_set_run(p, (PyObject *)u) < 0) {
+    if (of_run && pass_set_run(p, (PyObject *)u) < 0) {
         out_of(c, u);
         return -1;
     }
@@ -409,15 +408,15 @@ bool course_begin(pass *p)
     if (!c || !may_begin(c, p))
         return false;
     /* To ask lets go of Python's lock: by then another thread may have stopped it, or laid another one. */
-    PyObject *vbar = c->vbar, *outlook = c->outlook;
-    Py_INCREF(vbar);
+    PyObject *of = c->vbar, *outlook = c->outlook;
+    Py_INCREF(of);
     Py_INCREF(outlook);
     PyObject *called = PyList_New(0);
-    PyObject *now = called ? mover_outlook(c->mover, vbar) : NULL;
+    PyObject *now = called ? mover_outlook(c->mover, of) : NULL;
     bool same = now && PyObject_RichCompareBool(now, outlook, Py_EQ) == 1;
     Py_XDECREF(now);
     same = same && may_begin(c, p) && c->outlook == outlook;
-    Py_DECREF(vbar);
+    Py_DECREF(of);
     Py_DECREF(outlook);
     if (!same) {
         Py_XDECREF(called);
@@ -438,17 +437,17 @@ bool course_begin(pass *p)
     return true;
 }
 
-int course_enter(pass *p, PyObject *name, unit *u, bool run)
+int course_enter(pass *p, PyObject *name, unit *u, bool of_run)
 {
     course *c = mine(p);
     if (!c || !name)
         return 0;
-    if (run && pass_run(p) == (PyObject *)u)
+    if (of_run && pass_run(p) == (PyObject *)u)
         return PyList_Append(c->called, name) < 0 ? -1 : 1;
     if (c->at >= c->count || c->legs[c->at].unit != u || !lock(c))
         return 0;
     Py_INCREF(c);
-    int in = into(c, p, u, run);
+    int in = into(c, p, u, of_run);
     /* Where another thread has put an end to it meanwhile, the unit is entered all the same. */
     if (in > 0 && c->running) {
         c->at++;
@@ -460,13 +459,13 @@ int course_enter(pass *p, PyObject *name, unit *u, bool run)
     return in;
 }
 
-int course_leave(pass *p, unit *u, bool run)
+int course_leave(pass *p, unit *u, bool of_run)
 {
     course *c = mine(p);
     if (!c || !lock(c))
         return 0;
     Py_INCREF(c);
-    int left = !run ? out_of(c, u) : pass_run(p) == (PyObject *)u ? out_of_run(c, p) : 1;
+    int left = !of_run ? out_of(c, u) : pass_run(p) == (PyObject *)u ? out_of_run(c, p) : 1;
     unlock(c);
     Py_DECREF(c);
     return left;
