@@ -22,11 +22,17 @@ typedef struct leg {
     uint64_t portion; /* bytes of it to send for together; 0: it was resident */
 } leg;
 
+/* What Python calls that which is asked for in every pass. */
+enum { REALS, AHEADS, BASES, VERSIONS, NAMES };
+static const char *const names[NAMES] = {"reals", "ahead", "bases", "versions"};
+
 struct course {
-    PyObject_HEAD PyObject *mover, *lock;
+    PyObject_HEAD PyObject *mover;
+    PyObject *acquire, *release; /* the lock's */
     PyObject *caches,
         *set_caches;    /* PyTorch's: whether autocast keeps what it makes of weights, or is to */
     PyTypeObject *load; /* the type */
+    PyObject *names[NAMES];
     PyObject *vbar, *outlook; /* what the GPU's room has to look like: see Mover.outlook() */
     leg *legs;
     size_t count;
@@ -57,18 +63,25 @@ static int course_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         return -1;
     }
     Py_INCREF(c->mover = mover);
-    Py_INCREF(c->lock = lock);
     Py_INCREF(c->caches = caches);
     Py_INCREF(c->set_caches = set_caches);
     Py_INCREF(c->load = s->types[LOAD]);
-    return 0;
+    c->acquire = PyObject_GetAttrString(lock, "acquire");
+    c->release = PyObject_GetAttrString(lock, "release");
+    bool made = c->acquire && c->release;
+    for (int i = 0; i < NAMES && made; i++)
+        made = (c->names[i] = PyUnicode_InternFromString(names[i]));
+    return made ? 0 : -1;
 }
 
 static int course_traverse(PyObject *self, visitproc visit, void *arg)
 {
     const course *c = (const course *)self;
     Py_VISIT(c->mover);
-    Py_VISIT(c->lock);
+    Py_VISIT(c->acquire);
+    Py_VISIT(c->release);
+    Py_VISIT(c->caches);
+    Py_VISIT(c->set_caches);
     Py_VISIT(c->vbar);
     Py_VISIT(c->called);
     Py_VISIT(c->calls);
@@ -101,10 +114,13 @@ static int course_clear(PyObject *self)
     course *c = (course *)self;
     forget(c);
     Py_CLEAR(c->mover);
-    Py_CLEAR(c->lock);
+    Py_CLEAR(c->acquire);
+    Py_CLEAR(c->release);
     Py_CLEAR(c->caches);
     Py_CLEAR(c->set_caches);
     Py_CLEAR(c->load);
+    for (int i = 0; i < NAMES; i++)
+        Py_CLEAR(c->names[i]);
     return 0;
 }
 
@@ -192,7 +208,7 @@ static int by_python(void)
 
 static bool lock(course *c)
 {
-    PyObject *got = PyObject_CallMethod(c->lock, "acquire", "i", 0);
+    PyObject *got = PyObject_CallFunctionObjArgs(c->acquire, Py_False, NULL);
     bool yes = got == Py_True;
     Py_XDECREF(got);
     PyErr_Clear();
@@ -204,7 +220,7 @@ static void unlock(course *c)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    Py_XDECREF(PyObject_CallMethod(c->lock, "release", NULL));
+    Py_XDECREF(PyObject_CallNoArgs(c->release));
     PyErr_Clear();
     PyErr_Restore(type, value, trace);
 }
@@ -257,19 +273,19 @@ static void fetch_ahead(course *c)
 }
 
 /* A part of what Python knows a unit's tensors by. Borrowed from it, for it goes on to be there. */
-static PyObject *part(PyObject *tensors, const char *name)
+static PyObject *part(const course *c, PyObject *tensors, int name)
 {
-    PyObject *found = PyObject_GetAttrString(tensors, name);
+    PyObject *found = PyObject_GetAttr(tensors, c->names[name]);
     Py_XDECREF(found);
     return found;
 }
 
 /* Whether somebody has written to the tensors over the ring. */
-static bool is_written(const unit *u)
+static bool is_written(const course *c, const unit *u)
 {
     if (!u->tensors || u->tensors == Py_None)
         return false;
-    PyObject *bases = part(u->tensors, "bases"), *versions = part(u->tensors, "versions");
+    PyObject *bases = part(c, u->tensors, BASES), *versions = part(c, u->tensors, VERSIONS);
     bool same = bases && versions && PyList_Check(bases) && PyList_Check(versions) &&
                 PyList_Size(bases) == PyList_Size(versions);
     for (Py_ssize_t i = 0; same && i < PyList_Size(bases); i++) {
@@ -284,7 +300,7 @@ static bool is_written(const unit *u)
 static int out_of(course *c, unit *u)
 {
     PyObject *load = load_of(u);
-    if (u->depth != 1 || u->threads[0] != c->thread || is_written(u))
+    if (u->depth != 1 || u->threads[0] != c->thread || is_written(c, u))
         return by_python();
     if (!load)
         return unit_go_out(u) < 0 ? -1 : 1;
@@ -331,7 +347,7 @@ static int into_what_came(course *c, unit *u, PyObject *load)
     Py_XDECREF(key);
     if (!made)
         return by_python();
-    PyObject *reals = part(made, "reals"), *its = part(made, "ahead");
+    PyObject *reals = part(c, made, REALS), *its = part(c, made, AHEADS);
     if (!reals || !its || load_begin(load, c->mover) < 0)
         return by_python();
     put(&u->tensors, made); /* which keeps them */
