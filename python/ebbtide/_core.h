@@ -59,6 +59,10 @@ PyObject *fail(const device *d, ebb_status status, const char *advice);
 /* The stream that was given, or PyTorch's current one, or the legacy default stream. */
 int stream_for(device *d, PyObject *given, ebb_stream *stream);
 
+/* Whether the current stream has been one before: then to ask for it runs no Python, in which Ctrl-C might
+   strike. */
+bool stream_is_met(device *d);
+
 /* The same, from the arguments of a method that takes `before` others first. */
 int stream_argument(device *d, PyObject *const *arguments, Py_ssize_t count, PyObject *names,
                     Py_ssize_t before, const char *method, ebb_stream *stream);

@@ -10,8 +10,8 @@
  * yet, another stream, another thread, a change of the GPU's room. Python does that step, and goes on from there
  * (Way.by_hand()): at any time all of what it looks at is as if it had done the steps before.
  *
- * It is used with the lock that Python uses, if that is free. Nothing here runs anything of the program, so
- * Ctrl-C finds it done or not begun.
+ * A step is done with the lock that Python uses, if that is free, and if the current stream is known. Then nothing
+ * here runs Python, but where a weight has been written to, so Ctrl-C finds a step done or not begun.
  */
 #include "_core_unit.h"
 
@@ -186,15 +186,22 @@ static PyObject *course_stop(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* clear(): what was laid is gone; and for how many passes it was used. */
+/* clear(): what was laid is gone. For how many passes it was used; and of one that goes by it, which Python sees to
+   from now on, what was called, how many units were entered, and how many of them had to come; else None. At once: a
+   pass that began in between would be seen by nobody. */
 static PyObject *course_forget(PyObject *self, PyObject *unused)
 {
     (void)unused;
     course *c = (course *)self;
-    unsigned taken = c->taken;
+    unsigned taken = c->taken, slow = c->slow;
+    Py_ssize_t at = (Py_ssize_t)c->at;
+    PyObject *called = c->running ? c->called : NULL;
+    if (called)
+        c->called = NULL;
     c->taken = 0;
     forget(c);
-    return PyLong_FromUnsignedLong(taken);
+    return called ? Py_BuildValue("I(NnI)", taken, called, at, slow)
+                  : Py_BuildValue("IO", taken, Py_None);
 }
 
 /* ---- one step -------------------------------------------------------------------------------------- */
@@ -206,8 +213,13 @@ static int by_python(void)
     return 0;
 }
 
-static bool lock(course *c)
+/* A step begins: with the lock, and on a stream that runs no Python to be asked for. */
+static bool begin(course *c)
 {
+    device *d;
+    mover_handle(c->mover, &d);
+    if (!stream_is_met(d))
+        return false;
     PyObject *got = PyObject_CallFunctionObjArgs(c->acquire, Py_False, NULL);
     bool yes = got == Py_True;
     Py_XDECREF(got);
@@ -215,8 +227,8 @@ static bool lock(course *c)
     return yes;
 }
 
-/* An exception that is there stays. */
-static void unlock(course *c)
+/* And is over. An exception that is there stays. */
+static void end(course *c)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -374,16 +386,16 @@ static int into(course *c, pass *p, unit *u, bool of_run)
     PyObject *load = load_of(u);
     if (load && !load_is_whole(load))
         return 0;
+    if (of_run && pass_set_run(p, (PyObject *)u) < 0)
+        return -1;
     Py_XINCREF(load);
     int in = load ? into_what_came(c, u, load) : unit_go_in(u);
     Py_XDECREF(load);
-    if (in <= 0)
-        return by_python();
-    if (of_run && pass_set_run(p, (PyObject *)u) < 0) {
-        out_of(c, u);
-        return -1;
-    }
-    return 1;
+    if (in > 0)
+        return 1;
+    if (of_run)
+        pass_set_run(p, NULL);
+    return by_python();
 }
 
 /* ---- what gates ask for ---------------------------------------------------------------------------- */
@@ -460,7 +472,7 @@ int course_enter(pass *p, PyObject *name, unit *u, bool of_run)
         return 0;
     if (of_run && pass_run(p) == (PyObject *)u)
         return PyList_Append(c->called, name) < 0 ? -1 : 1;
-    if (c->at >= c->count || c->legs[c->at].unit != u || !lock(c))
+    if (c->at >= c->count || c->legs[c->at].unit != u || !begin(c))
         return 0;
     Py_INCREF(c);
     int in = into(c, p, u, of_run);
@@ -470,7 +482,7 @@ int course_enter(pass *p, PyObject *name, unit *u, bool of_run)
         if (PyList_Append(c->called, name) < 0)
             PyErr_Clear(); /* it will look like another pass, and be learned from */
     }
-    unlock(c);
+    end(c);
     Py_DECREF(c);
     return in;
 }
@@ -478,11 +490,11 @@ int course_enter(pass *p, PyObject *name, unit *u, bool of_run)
 int course_leave(pass *p, unit *u, bool of_run)
 {
     course *c = mine(p);
-    if (!c || !lock(c))
+    if (!c || !begin(c))
         return 0;
     Py_INCREF(c);
     int left = !of_run ? out_of(c, u) : pass_run(p) == (PyObject *)u ? out_of_run(c, p) : 1;
-    unlock(c);
+    end(c);
     Py_DECREF(c);
     return left;
 }
@@ -500,14 +512,14 @@ bool course_end(pass *p, bool failed)
         return false;
     if (PyObject_RichCompareBool(c->called, c->calls, Py_EQ) != 1)
         return by_python();
-    bool locked = lock(c);
-    int left = locked ? out_of_run(c, p) : 0;
+    if (!begin(c))
+        return false;
+    int left = out_of_run(c, p);
     if (left > 0) {
         c->running = 0;
         c->taken++;
     }
-    if (locked)
-        unlock(c);
+    end(c);
     return left > 0;
 }
 
@@ -519,16 +531,16 @@ static PyMethodDef methods[] = {
      "So many passes from now on may be as these units ran, if the outlook is the same."},
     {"stop", course_stop, METH_NOARGS, "stop($self, /)\n--\n\nThe pass that it is in is the last."},
     {"clear", course_forget, METH_NOARGS,
-     "clear($self, /)\n--\n\nForget what was laid: for how many passes it has been used."},
+     "clear($self, /)\n--\n\nForget what was laid: for how many passes it has been used; and of "
+     "one that "
+     "goes by it what was called, how many units were entered and how many of these had to come, "
+     "or None."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef members[] = {
     {"running", T_BOOL, offsetof(course, running), READONLY, "a pass goes by it"},
     {"left", T_UINT, offsetof(course, left), READONLY, "passes that it may be for still"},
-    {"at", T_PYSSIZET, offsetof(course, at), READONLY, "units entered, in this pass"},
-    {"slow", T_UINT, offsetof(course, slow), READONLY, "of these, those that had to come"},
-    {"called", T_OBJECT, offsetof(course, called), READONLY, "names of gates, in this pass"},
     {"entries", T_ULONGLONG, offsetof(course, entries), READONLY, "units that had to come, in all"},
     {NULL, 0, 0, 0, NULL},
 };

@@ -82,15 +82,15 @@ static int given_stream(PyObject *given, ebb_stream *stream)
     return status;
 }
 
-/* The stream that was given, or PyTorch's current one, or the legacy default stream. */
-int stream_for(device *d, PyObject *given, ebb_stream *stream)
+static size_t place_of(ebb_stream stream)
 {
-    *stream = NULL;
-    if (given && given != Py_None)
-        return given_stream(given, stream);
-    if (!d->stream_of && (look_for_torch(d) < 0 || !d->stream_of))
-        return PyErr_Occurred() ? -1 : 0;
-    /* The C function, where there is one and it answers; else Python's, which says what is wrong. */
+    return ((uintptr_t)stream >> 6) % SEEN;
+}
+
+/* PyTorch's current stream. The C function, where there is one and it answers; else Python's, which says what
+   is wrong. 0, or -1 with an exception. */
+static int current_stream(device *d, ebb_stream *stream)
+{
     typedef int32_t (*current)(int32_t index, void **stream);
     if (!d->stream_at || ((current)(uintptr_t)d->stream_at)(d->number, stream) != 0) {
         PyObject *address = PyObject_CallFunctionObjArgs(d->stream_of, d->index, NULL);
@@ -99,10 +99,29 @@ int stream_for(device *d, PyObject *given, ebb_stream *stream)
         *stream = PyLong_AsVoidPtr(address);
         Py_DECREF(address);
     }
-    if (!*stream)
+    return !*stream && PyErr_Occurred() ? -1 : 0;
+}
+
+/* The stream that was given, or PyTorch's current one, or the legacy default stream. */
+int stream_for(device *d, PyObject *given, ebb_stream *stream)
+{
+    *stream = NULL;
+    if (given && given != Py_None)
+        return given_stream(given, stream);
+    if (!d->stream_of && (look_for_torch(d) < 0 || !d->stream_of))
         return PyErr_Occurred() ? -1 : 0;
-    size_t place = ((uintptr_t)*stream >> 6) % SEEN;
-    return d->seen[place] == *stream ? 0 : meet_stream(d, *stream, place);
+    if (current_stream(d, stream) < 0)
+        return -1;
+    size_t place = place_of(*stream);
+    return !*stream || d->seen[place] == *stream ? 0 : meet_stream(d, *stream, place);
+}
+
+bool stream_is_met(device *d)
+{
+    ebb_stream stream = NULL;
+    bool known = d->stream_of && current_stream(d, &stream) == 0;
+    PyErr_Clear(); /* whoever asks for it is told */
+    return known && (!stream || d->seen[place_of(stream)] == stream);
 }
 
 /* The one argument of many methods: stream=None. */

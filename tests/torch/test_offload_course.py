@@ -203,6 +203,37 @@ def test_autocast_keeps_nothing_and_is_as_it_was(free_room, small_units):
     hook.remove()
 
 
+def test_after_passes_have_overlapped_there_are_some_again(free_room, small_units):
+    inside_ = Inside()
+    pair = Course(free_room, nn.Sequential(*layers(12), inside_), prefetch=None, steady=False)
+    inside_.do = lambda: pair.model(pair.inputs)
+    assert pair.same()
+    assert pair.ours.station.crowded and pair.ours.timed
+    for _ in range(4):
+        assert pair.settles()
+        before = pair.course.entries
+        assert all(pair.same() for _ in range(32))
+        assert pair.course.entries - before >= 16 * len(pair.ours.units)
+
+
+def test_weights_beside_units_are_entered_by_python(free_room, small_units, monkeypatch):
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
+            self.inner = layers(6)
+
+        def forward(self, h):
+            return self.inner(torch.relu(h @ self.weight))
+
+    monkeypatch.setattr("ebbtide._offload.adopt.KEPT_SPAN", 0)
+    model = nn.Sequential(*layers(5), Beside(), *layers(5))
+    pair = Course(free_room, model, more=4 * MIB, steady=False)
+    assert all(pair.same() for _ in range(60))
+    assert any(unit.span for unit in pair.ours.units)
+    assert not pair.course.entries and not pair.course.left
+
+
 # ---- what ends it -------------------------------------------------------------------------------
 
 
@@ -393,6 +424,36 @@ def test_what_changes_in_the_middle_of_one(free_room, small_units, change):
     assert pair.settles() or change is a_layer_by_itself
 
 
+@pytest.mark.parametrize("where", ["before a unit", "in one"])
+def test_ctrl_c_is_told_while_a_stream_is_met(free_room, small_units, monkeypatch, where):
+    """Python looks at each stream once: when a unit is entered on it, or left."""
+    inside_ = Inside()
+    model = layers(12)
+    model[3].append(inside_)
+    if where == "before a unit":
+        model[3] = nn.Sequential(square(), nn.ReLU())
+        model.insert(3, inside_)
+    pair = Course(free_room, model)
+    stream, default, struck = torch.cuda.Stream(), torch.cuda.current_stream(), []
+
+    def meet(*_):
+        struck.append(pair.course.running)
+        raise KeyboardInterrupt
+
+    inside_.do = lambda: torch.cuda.set_stream(stream)
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(ebbtide.Device, "_meet_stream", meet)
+        stream.wait_stream(default)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pair.model(pair.inputs)
+        finally:
+            torch.cuda.set_stream(default)
+            default.wait_stream(stream)
+    assert struck[0] is False  # Python had it by then
+    assert pair.same() and pair.settles()
+
+
 @pytest.mark.parametrize("where", [0, 3, 11])
 def test_a_pass_that_raises(free_room, small_units, where):
     boom = Boom()
@@ -546,7 +607,7 @@ def test_a_course_refuses_what_is_none():
         with pytest.raises(error):
             course.lay(units, portions, [], vbar, b"", 1)
         assert not course.left
-    assert course.clear() == 0
+    assert course.clear() == (0, None)
     with pytest.raises(TypeError):
         ebbtide._core.Pass().course = 1
     mover.close()

@@ -314,6 +314,44 @@ def test_a_thread_that_waited_while_another_one_has_planned(room):
         assert torch.equal(model(inputs), expected)
 
 
+@pytest.mark.parametrize("how", ["by an operator", "by copy_()"])
+def test_a_weight_that_is_written_while_another_thread_runs_the_model(free_room, monkeypatch, how):
+    """What that has brought ahead by then is not read while it changes."""
+    free_room.how = "little"
+    model, inputs, _ = halves(free_room)
+    weight, others = model[3].one, []
+    synchronize = torch.cuda.synchronize
+
+    def run():
+        with torch.no_grad():
+            model(inputs)
+
+    def meanwhile(*device):
+        synchronize(*device)
+        if threading.current_thread() is threading.main_thread():
+            others.append(threading.Thread(target=run))
+            others[-1].start()
+            others[-1].join(0.2)  # it is to wait
+
+    with torch.no_grad():
+        for _ in range(3):
+            model(inputs)
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.cuda, "synchronize", meanwhile)
+                if how == "by an operator":
+                    weight += 1.0
+                else:
+                    weight.copy_(torch.ones_like(weight, device="cpu"))
+            while others:
+                others.pop().join()
+            torch.cuda.synchronize()
+        got = model(inputs)
+        for layer in model:  # every weight comes anew, without anybody beside it
+            layer.one.copy_(layer.one.cpu())
+            layer.other.copy_(layer.other.cpu())
+        assert torch.equal(model(inputs), got)
+
+
 def test_passes_on_changing_streams(room):
     model = layers(6)
     inputs = x()

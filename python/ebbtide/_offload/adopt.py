@@ -373,9 +373,8 @@ class Weights:
             values, old = made.detach().cpu(), host_of(b.parked)
             if torch.equal(_raw(values), _raw(old)):
                 return False
-            b.piece.before_write()
-            host_of(b.parked).copy_(values)
-            b.piece.changed()
+            with b.piece.written():
+                host_of(b.parked).copy_(values)
             if b.parked._is_param or not self._alone(b):
                 return False
             if b.there() is made:

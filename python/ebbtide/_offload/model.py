@@ -355,8 +355,8 @@ class Model(Way):
     def watch(self) -> None:
         """Whether the next pass has something to be seen to, at its begin or at its end."""
         with self.lock:  # or what another thread has just seen would be lost
-            news = self.unclean or self.handed or self.touched or self.strayed
-            self.running.watched = bool(self.tracking or news)
+            news = self._has_news()
+            self.running.watched = self.tracking or news
             if news:
                 self.course.stop()
 
@@ -393,9 +393,13 @@ class Model(Way):
         self.balance()
         self._see_settled()
 
+    def _measures(self) -> bool:
+        """Whether passes are measured, now and then."""
+        return self.timed and not self.station.crowded
+
     def _see_timing(self) -> None:
         """How large a ring the last passes took."""
-        if not self.timed or self.station.crowded:
+        if not self._measures():
             self.timing.forget()
             return
         found = self.timing.look(self.station.ring, self.share.whole(), self.share.most())
@@ -467,37 +471,37 @@ class Model(Way):
     def _lay_course(self) -> None:
         """The next passes, if they are as the last ones were, need not be seen to by Python: as
         many as there are until something is looked at anyway."""
-        station, units_ = self.station, self.sequence.steady()
-        news = self.unclean or self.handed or self.touched or self.strayed
-        if (
-            news
-            or self.learning
-            or self.mixed
-            or self.rootless
-            or not (self.tracking and self.slow)
-        ):
+        station, share, units_ = self.station, self.share, self.sequence.steady()
+        if self.vbar is None or not units_ or not self._needs_nobody(units_):
             return
-        if any(other.gates for other in station.models if other is not self):
-            return
-        if self.timing.pending or not units_:
-            return
-        if self.vbar is None or any(u.span or u.shared or u.bare for u in units_):
-            return
-        if self.before != (self.share.room, self.mover.filled):
-            return
-        calm = min(self.share.calm(station.ring, self.timed), TRIES - 1 - self.passes % TRIES)
+        calm = min(share.calm(station.ring, self._measures()), TRIES - 1 - self.passes % TRIES)
         if calm > 0:
             portions = [0 if u.is_resident else station.portion(u) for u in units_]
             self._settle(True)
-            outlook = self.share.outlook
-            self.course.lay(units_, portions, self.called, self.vbar, outlook, calm)
+            self.course.lay(units_, portions, self.called, self.vbar, share.outlook, calm)
 
-    def skipped(self, passes: int, begun: bool) -> None:
-        """So many passes were just as those before, and have not been seen; and one more was not
-        seen to begin."""
-        self.passes += passes + begun
-        if self.timed:
-            self.share.skip(passes + begun)
+    def _needs_nobody(self, units_: Sequence[Unit]) -> bool:
+        """Whether a pass through these units has nothing in it that only Python sees to."""
+        if self._has_news() or self.learning or self.mixed or self.rootless or self.timing.pending:
+            return False
+        if not (self.tracking and self.slow):  # it needs no course
+            return False
+        if self.before != (self.share.room, self.mover.filled):
+            return False  # more stays than a pass ago
+        if any(u.shared for u in units_) or any(u.span for u in self.units):
+            return False
+        # How long others have not run is counted by pass.
+        return not any(other.gates for other in self.station.models if other is not self)
+
+    def _has_news(self) -> bool:
+        """Whether Python has something to see to before the next pass, or at its end."""
+        return bool(self.unclean or self.handed or self.touched or self.strayed)
+
+    def skipped(self, passes: int) -> None:
+        """So many passes have not been seen to begin, for they were just as those before."""
+        self.passes += passes
+        if self._measures():
+            self.share.skip(passes)
         for patience in (self.strange, self.flips, self.unseen):
             patience.skip(passes)
 

@@ -10,9 +10,10 @@ used is through the module it belongs to, which has real tensors in their places
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -93,14 +94,28 @@ class Piece:
         """Where the GPU copies it from."""
         return int(self.host.data_ptr()) + (self.loan.shift if self.loan is not None else 0)
 
-    def before_write(self) -> None:
-        """Nothing may be reading it any more when it changes."""
-        torch.cuda.synchronize(self.device)
-        if self.loan is not None:
-            with torch.inference_mode(False):
-                self.host = self.host.clone()
-            self.version = self.host._version
-            self._end_loan()
+    def still(self) -> contextlib.ExitStack:
+        """No other thread writes to it meanwhile, or tells the GPU to read it."""
+        locks = contextlib.ExitStack()
+        for model in list(self.models):  # all on one GPU, and so of one lock
+            locks.enter_context(model.lock)
+        return locks
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[None]:
+        """It changes meanwhile. The GPU has read what it was told to by then, and no copy that was
+        made of it counts afterwards."""
+        with self.still():
+            torch.cuda.synchronize(self.device)
+            if self.loan is not None:
+                with torch.inference_mode(False):
+                    self.host = self.host.clone()
+                self.version = self.host._version
+                self._end_loan()
+            try:
+                yield
+            finally:
+                self.changed()
 
     def _end_loan(self) -> None:
         self.loan = None
@@ -358,7 +373,8 @@ class _Loaded:
             if id(region) not in temporary:
                 part = piece.host[region.low : region.high]
                 made = torch.empty(part.numel(), dtype=torch.uint8, device=piece.device)
-                temporary[id(region)] = made.copy_(part, non_blocking=True)
+                with piece.still():
+                    temporary[id(region)] = made.copy_(part, non_blocking=True)
             dtype, size, stride, offset, *bits = geometry(t)
             offset -= region.low // dtype.itemsize
             self.values[key] = piece.view(
@@ -373,9 +389,8 @@ class _Loaded:
         value = self.values[id(t)]
         if value.size() != t.size():
             raise RuntimeError(KEEPS_SIZE)
-        t._piece.before_write()
-        host_of(t, look=False).copy_(value)
-        t._piece.changed()
+        with t._piece.written():
+            host_of(t, look=False).copy_(value)
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -403,9 +418,8 @@ def _copy(to: Parked, source: torch.Tensor, non_blocking: bool = False) -> Parke
     values = host_of(source) if isinstance(source, Parked) else source
     if not is_its_bytes(to):
         values = values.cpu()  # PyTorch fails to bring real ones from the GPU to where they go
-    to._piece.before_write()
-    host_of(to, look=False).copy_(values)
-    to._piece.changed()
+    with to._piece.written():
+        host_of(to, look=False).copy_(values)
     return to
 
 

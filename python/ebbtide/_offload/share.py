@@ -131,7 +131,7 @@ class Share:
             return 0
         if timed and self._needs and self._differs(self._needs[-1].size, self._matters):
             return 0
-        return LOOKS - 1 - self._passes % LOOKS
+        return LOOKS - 1 - self._passes % LOOKS if timed else LOOKS
 
     def skip(self, passes: int) -> None:
         """So many have not been looked at."""

@@ -66,7 +66,7 @@ class Way:
     def watch(self) -> None:
         raise NotImplementedError
 
-    def skipped(self, passes: int, begun: bool) -> None:
+    def skipped(self, passes: int) -> None:
         raise NotImplementedError
 
     def _begin(self) -> None:
@@ -84,13 +84,13 @@ class Way:
         """Passes that went as the one before have gone by themselves, in C: from here on Python
         sees to them again, in the middle of one if it has come to that."""
         with self.lock:
-            course = self.course
-            begun = course.running
-            if begun:
-                self.called, self.slow = course.called, course.slow
+            passes, begun = self.course.clear()
+            if begun is not None:
+                self.called, at, self.slow = begun
                 self.followed, self.mixed = True, False
-                self.sequence.resume(course.at)
-            self.skipped(course.clear(), begun)
+                self.sequence.resume(at)
+                self.station.refused = 0
+            self.skipped(passes + (begun is not None))
 
     # ---- into a unit -----------------------------------------------------------------------------
 
