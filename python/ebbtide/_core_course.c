@@ -82,6 +82,7 @@ static int course_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(c->release);
     Py_VISIT(c->caches);
     Py_VISIT(c->set_caches);
+    Py_VISIT(c->load);
     Py_VISIT(c->vbar);
     Py_VISIT(c->called);
     Py_VISIT(c->calls);
