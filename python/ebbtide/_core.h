@@ -251,6 +251,9 @@ bool pass_is_watched(const pass *p);
 int pass_begin(pass *p, bool root);
 bool pass_end(pass *p, bool root);
 
+/* Until this thread has left all of them autocast keeps nothing of what it makes of weights. */
+void pass_forgo(pass *p);
+
 /* Its course, borrowed, or NULL; calls of the model under way; and whether this thread is in one gate and in no
    run. */
 course *pass_course(const pass *p);

@@ -29,22 +29,19 @@ static const char *const names[NAMES] = {"reals", "ahead", "bases", "versions"};
 struct course {
     PyObject_HEAD PyObject *mover;
     PyObject *acquire, *release; /* the lock's */
-    PyObject *caches,
-        *set_caches;    /* PyTorch's: whether autocast keeps what it makes of weights, or is to */
-    PyTypeObject *load; /* the type */
+    PyTypeObject *load;          /* the type */
     PyObject *names[NAMES];
     PyObject *vbar, *outlook; /* what the GPU's room has to look like: see Mover.outlook() */
     leg *legs;
     size_t count;
-    unsigned left, taken; /* passes that it may be for still, and has been for */
-    char stopped;         /* Python is to see the end of the pass that goes by it */
-    char running;         /* a pass does, */
-    char keeps;           /* in which autocast is kept from keeping anything, and was not before; */
-    uint64_t thread;      /* on this thread; */
-    size_t at;            /* it has come to so many units, */
-    unsigned slow;        /* of which so many had to come, */
-    PyObject *called;     /* by gates of these names; */
-    PyObject *calls;      /* if it goes as the last one went, these */
+    unsigned left, taken;       /* passes that it may be for still, and has been for */
+    char stopped;               /* Python is to see the end of the pass that goes by it */
+    char running;               /* a pass does, */
+    uint64_t thread;            /* on this thread; */
+    size_t at;                  /* it has come to so many units, */
+    unsigned slow;              /* of which so many had to come, */
+    PyObject *called;           /* by gates of these names; */
+    PyObject *calls;            /* if it goes as the last one went, these */
     unsigned long long entries; /* of units that had to come, in all */
 };
 
@@ -53,18 +50,15 @@ struct course {
 static int course_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
     course *c = (course *)self;
-    PyObject *mover, *lock, *caches, *set_caches;
+    PyObject *mover, *lock;
     const state *s = state_of(self);
-    if (!s || keywords ||
-        !PyArg_ParseTuple(arguments, "O!OOO", s->types[MOVER], &mover, &lock, &caches, &set_caches))
+    if (!s || keywords || !PyArg_ParseTuple(arguments, "O!O", s->types[MOVER], &mover, &lock))
         return -1;
     if (c->mover) {
         PyErr_SetString(PyExc_TypeError, "a course is made once");
         return -1;
     }
     Py_INCREF(c->mover = mover);
-    Py_INCREF(c->caches = caches);
-    Py_INCREF(c->set_caches = set_caches);
     Py_INCREF(c->load = s->types[LOAD]);
     c->acquire = PyObject_GetAttrString(lock, "acquire");
     c->release = PyObject_GetAttrString(lock, "release");
@@ -80,8 +74,6 @@ static int course_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(c->mover);
     Py_VISIT(c->acquire);
     Py_VISIT(c->release);
-    Py_VISIT(c->caches);
-    Py_VISIT(c->set_caches);
     Py_VISIT(c->load);
     Py_VISIT(c->vbar);
     Py_VISIT(c->called);
@@ -117,8 +109,6 @@ static int course_clear(PyObject *self)
     Py_CLEAR(c->mover);
     Py_CLEAR(c->acquire);
     Py_CLEAR(c->release);
-    Py_CLEAR(c->caches);
-    Py_CLEAR(c->set_caches);
     Py_CLEAR(c->load);
     for (int i = 0; i < NAMES; i++)
         Py_CLEAR(c->names[i]);
@@ -408,24 +398,6 @@ static course *mine(const pass *p)
     return c && c->running && c->thread == this_thread() && pass_calls(p) == 1 ? c : NULL;
 }
 
-static bool is_true(PyObject *function)
-{
-    PyObject *answer = PyObject_CallNoArgs(function);
-    bool yes = answer == Py_True;
-    Py_XDECREF(answer);
-    PyErr_Clear();
-    return yes;
-}
-
-static void set_caches(course *c, bool on)
-{
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    Py_XDECREF(PyObject_CallFunction(c->set_caches, "O", on ? Py_True : Py_False));
-    PyErr_Clear();
-    PyErr_Restore(type, value, trace);
-}
-
 static bool may_begin(const course *c, const pass *p)
 {
     return c->left && !c->running && pass_calls(p) == 1 && pass_is_outermost(p);
@@ -460,9 +432,7 @@ bool course_begin(pass *p)
     PyObject *before = c->called;
     c->called = called;
     Py_XDECREF(before);
-    c->keeps = (char)is_true(c->caches);
-    if (c->keeps)
-        set_caches(c, false);
+    pass_forgo(p);
     return true;
 }
 
@@ -502,13 +472,7 @@ int course_leave(pass *p, unit *u, bool of_run)
 
 bool course_end(pass *p, bool failed)
 {
-    course *c = pass_course(p);
-    if (!c)
-        return false;
-    if (c->keeps)
-        set_caches(c, true);
-    c->keeps = 0;
-    c = mine(p);
+    course *c = mine(p);
     if (!c || failed || c->at != c->count || c->stopped)
         return false;
     if (PyObject_RichCompareBool(c->called, c->calls, Py_EQ) != 1)

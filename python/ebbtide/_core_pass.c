@@ -1,10 +1,10 @@
 /*
  * Pass, what the gates of one model share: how many calls of the model are under way, whether Python has
- * to see them begin and end, and of each thread how many gates it is in, and in which run of modules, on
- * which stream.
+ * to see them begin and end, and of each thread how many gates it is in, in which run of modules, on
+ * which stream, and whether autocast has been told to keep nothing meanwhile.
  *
  * Gates are counted here and not in Python because nothing comes in between: wherever Ctrl-C strikes, a
- * thread that has left all its gates is known to be in none.
+ * thread that has left all its gates is known to be in none, and its autocast is as it was.
  *
  * In C because every pass asks for all of it: a lock and a thread's dict for each of these questions are
  * microseconds that a model notices whose layers are small. Python's own lock guards it.
@@ -17,6 +17,7 @@
 typedef struct visitor {
     uint64_t thread;
     unsigned gates;
+    char forgoes;      /* autocast keeps nothing of what it makes, and did before */
     PyObject *run;     /* owned; or NULL */
     ebb_stream stream; /* that was the current one when it came into the run */
 } visitor;
@@ -26,9 +27,26 @@ struct pass {
     unsigned times;               /* that a thread has come in, by whatever gate; it may wrap */
     char watched;                 /* Python sees to their begin and end */
     PyObject *course;             /* or NULL */
-    visitor *visitors;            /* threads that are in a gate, or in a run */
+    PyObject *keeps,
+        *set_keeps; /* PyTorch's: whether autocast keeps what it makes of weights, or is to; or NULL */
+    visitor *visitors; /* threads that are in a gate, or in a run */
     size_t count, room;
 };
+
+static int pass_init(PyObject *self, PyObject *arguments, PyObject *keywords)
+{
+    pass *p = (pass *)self;
+    PyObject *keeps = NULL, *set_keeps = NULL;
+    if (keywords || !PyArg_ParseTuple(arguments, "|OO", &keeps, &set_keeps))
+        return -1;
+    if (p->keeps || !keeps != !set_keeps) {
+        PyErr_SetString(PyExc_TypeError, "a pass is made once, with both functions or none");
+        return -1;
+    }
+    Py_XINCREF(p->keeps = keeps);
+    Py_XINCREF(p->set_keeps = set_keeps);
+    return 0;
+}
 
 static int pass_traverse(PyObject *self, visitproc visit, void *arg)
 {
@@ -36,6 +54,8 @@ static int pass_traverse(PyObject *self, visitproc visit, void *arg)
     for (size_t i = 0; i < p->count; i++)
         Py_VISIT(p->visitors[i].run);
     Py_VISIT(p->course);
+    Py_VISIT(p->keeps);
+    Py_VISIT(p->set_keeps);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -46,6 +66,8 @@ static int pass_clear(PyObject *self)
     for (size_t i = 0; i < p->count; i++)
         Py_CLEAR(p->visitors[i].run);
     Py_CLEAR(p->course);
+    Py_CLEAR(p->keeps);
+    Py_CLEAR(p->set_keeps);
     return 0;
 }
 
@@ -145,6 +167,16 @@ bool pass_is_watched(const pass *p)
     return p->watched || pass_run(p);
 }
 
+/* An exception that is there stays. */
+static void set_keeps(pass *p, bool on)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    Py_XDECREF(PyObject_CallFunction(p->set_keeps, "O", on ? Py_True : Py_False));
+    PyErr_Clear();
+    PyErr_Restore(type, value, trace);
+}
+
 int pass_begin(pass *p, bool root)
 {
     visitor *found = mine_or_new(p);
@@ -160,9 +192,26 @@ bool pass_end(pass *p, bool root)
 {
     visitor *found = mine(p);
     p->depth -= root;
-    bool last = !--found->gates, in = found->run;
+    bool last = !--found->gates, in = found->run, again = last && found->forgoes;
+    if (last)
+        found->forgoes = 0;
     let_go(p, found);
+    if (again)
+        set_keeps(p, true);
     return last && in;
+}
+
+void pass_forgo(pass *p)
+{
+    PyObject *answer = p->keeps ? PyObject_CallNoArgs(p->keeps) : NULL;
+    bool keeps = answer == Py_True;
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    visitor *found = mine(p);
+    if (!keeps || !found || !found->gates)
+        return;
+    found->forgoes = 1;
+    set_keeps(p, false);
 }
 
 course *pass_course(const pass *p)
@@ -237,7 +286,18 @@ static PyObject *strays(PyObject *self, PyObject *run)
     return answer < 0 ? NULL : PyBool_FromLong(answer);
 }
 
+static PyObject *forgo(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    pass_forgo((pass *)self);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"forgo", forgo, METH_NOARGS,
+     "forgo($self, /)\n--\n\nUntil this thread has left all gates autocast keeps nothing of what "
+     "it "
+     "makes of weights."},
     {"strays", strays, METH_O,
      "strays($self, run, /)\n--\n\nWhether this thread is in that run, and came into it on another "
      "stream than the current one."},
@@ -268,6 +328,7 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc, (void *)"What the gates of one model share."},
+    {Py_tp_init, (void *)pass_init},
     {Py_tp_traverse, (void *)pass_traverse},
     {Py_tp_clear, (void *)pass_clear},
     {Py_tp_dealloc, (void *)pass_dealloc},

@@ -159,7 +159,7 @@ def test_the_limit_is_hard_whatever_the_order(attached, seed):
 def test_memory_freed_under_running_work_is_not_taken_before_it_is_over(attached):
     attached(128 * MIB)
     x = torch.empty(16 * MIB, device="cuda")
-    torch.cuda._sleep(200_000_000)
+    torch.cuda._sleep(1_000_000_000)
     x.fill_(1)
     del x
     torch.cuda.empty_cache()

@@ -263,6 +263,10 @@ def another_weight(pair):
     pair.plain[5][0].weight = nn.Parameter(weight.cuda())
 
 
+def what_it_is_asked_for(pair):
+    assert pair.has_the_same()
+
+
 def a_write_to_a_weight(pair):
     with torch.no_grad():
         pair.model[4][0].weight[3] = 1.0
@@ -348,6 +352,7 @@ NOTHING_NEW = a_write_to_a_weight, gradients, another_thread  # for the pass tha
         a_layer_by_itself,
         other_values,
         another_weight,
+        what_it_is_asked_for,
         a_write_to_a_weight,
         more_room,
         more_tensors,
@@ -386,6 +391,7 @@ class Inside(nn.Module):
     [
         a_write_to_a_weight,
         other_values,
+        what_it_is_asked_for,
         more_room,
         another_stream,
         another_thread,
@@ -593,10 +599,10 @@ def test_of_a_model_that_is_restored_no_unit_stays(free_room, small_units):
 
 def test_a_course_refuses_what_is_none():
     with pytest.raises(TypeError):
-        ebbtide._core.Course(None, threading.RLock(), bool, bool)
+        ebbtide._core.Course(None, threading.RLock())
     device = ebbtide.Device(0)
     mover = ebbtide._core.Mover(device)
-    course = ebbtide._core.Course(mover, threading.RLock(), bool, bool)
+    course = ebbtide._core.Course(mover, threading.RLock())
     vbar = ebbtide.VBAR(device, 4 * MIB)
     for units, portions, error in (
         ([], [], ValueError),

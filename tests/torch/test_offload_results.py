@@ -288,6 +288,7 @@ def test_ctrl_c_anywhere_leaves_nothing_in_use(free_room, limit, grad):
             finally:
                 sys.settrace(None)
             nth += max(nth // 25, 1)
+            assert torch.is_autocast_cache_enabled()
             assert torch.equal(model(inputs), expected)
             assert at_rest(model)
         assert struck > 40

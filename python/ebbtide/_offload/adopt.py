@@ -253,7 +253,7 @@ class Weights:
         """Whether it is in pageable memory, because it is of another dtype now, or was written to
         where it was mapped. What has been given out stays where it is: whoever has it writes
         there."""
-        if piece.loan is not None or piece.handed or not piece.nbytes:
+        if piece.loan is not None or piece.given is not None or not piece.nbytes:
             return False
         return self.arena.mover.pinned(piece.source) is None
 

@@ -133,11 +133,10 @@ class Gate(_core.Gate):
         """The model itself."""
         model = self.model
         model.begin()
-        # Under autocast PyTorch keeps what it makes of each weight, until all of them are there.
-        keeps = not model.share.fits and torch.is_autocast_cache_enabled()
         try:
-            if keeps:
-                torch.set_autocast_cache_enabled(False)
+            if not model.share.fits:
+                # Under autocast PyTorch keeps what it makes of each weight, until all are there.
+                model.running.forgo()
             unit = model.enter(self) if self.unit is not None else None
             try:
                 return self._checked(unit, self._run(args, kwargs))
@@ -148,8 +147,6 @@ class Gate(_core.Gate):
                 if unit is not None:
                     model.leave(unit)
         finally:
-            if keeps:
-                torch.set_autocast_cache_enabled(True)
             model.end()
 
     def _rest(self, _: type[BaseException] | None) -> None:

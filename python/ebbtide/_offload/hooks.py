@@ -15,7 +15,7 @@ from torch.nn.modules.module import (
 
 from ebbtide._offload import changed
 from ebbtide._offload.lasting import settled
-from ebbtide._offload.parked import Parked, host_of
+from ebbtide._offload.parked import Parked, given_of
 
 if TYPE_CHECKING:
     from ebbtide._offload.model import Model
@@ -95,11 +95,11 @@ def _real_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata
         themselves = value is module._buffers.get(key)
         if isinstance(value, Parked) and not (value._is_param or themselves):
             piece = value._piece
-            piece.handed = True
-            for model in list(piece.models):
-                model.handed[id(piece)] = piece
-                model.watch()
-            state[name] = host_of(value)
+            with piece.still():
+                state[name] = given_of(value)
+                for model in list(piece.models):
+                    model.handed[id(piece)] = piece
+                    model.watch()
 
 
 _real_values.ebbtide = True  # type: ignore[attr-defined]

@@ -62,14 +62,11 @@ class Model(Way):
         self.mover = self.station.mover
         self.lock = self.station.lock
         self.local = threading.local()
-        self.running = _core.Pass()
-        self.running.watched = True
-        self.course = self.running.course = _core.Course(
-            self.mover,
-            self.lock,
-            torch.is_autocast_cache_enabled,
-            torch.set_autocast_cache_enabled,
+        self.running = _core.Pass(
+            torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
         )
+        self.running.watched = True
+        self.course = self.running.course = _core.Course(self.mover, self.lock)
         self.weights = Weights(self.mover, index, pinned)
         self.share = Share(prefetch or PREFETCH)
         self.timing = Timing(self.mover, self.station.link)
@@ -114,7 +111,7 @@ class Model(Way):
         self.pinned: list[str] = []
         self.vbar: VBAR | None = None
         self.keep = Keep((0, 0), self.station.ring_range)
-        self.handed: dict[int, Piece] = {}  # whose bytes have been given out by state_dict()
+        self.handed: dict[int, Piece] = {}  # whose bytes state_dict() has given to somebody
         self.rootless = False  # its modules are called without it
         self.resting: Unit | None = None  # a run whose load is kept for the next of its members
         self.moved = [0, 0]  # bytes that units streamed and filled which there are no more
@@ -375,8 +372,10 @@ class Model(Way):
             self.tracking = True
 
     def _begin(self) -> None:
-        for piece in self.handed.values():
+        for key, piece in list(self.handed.items()):
             piece.look()
+            if piece.given is None:
+                del self.handed[key]
         if not self.tracking and not self.unclean:
             return
         self.station.begins(self)

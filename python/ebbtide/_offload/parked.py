@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ebbtide._offload.given import Given
 from ebbtide._offload.memory import extent, flat, is_its_bytes, read_as, regions
 
 if TYPE_CHECKING:
@@ -41,12 +42,11 @@ class Piece:
     __slots__ = (
         "__weakref__",
         "device",
-        "handed",
+        "given",
         "host",
         "loan",
         "models",
         "nbytes",
-        "version",
     )
 
     def __init__(self, host: torch.Tensor, device: torch.device) -> None:
@@ -54,9 +54,8 @@ class Piece:
         self.nbytes = host.numel()
         self.device = device
         self.models: weakref.WeakSet[Model] = weakref.WeakSet()  # whose weight it is
-        self.handed = False  # views of it have been given out
+        self.given: Given | None = None  # to whoever has asked for a state_dict()
         self.loan: Any = None  # a file's: not to be written
-        self.version = self.host._version
 
     def __reduce__(self) -> Any:
         """A weight in use has it among its attributes. A copy that a forward makes needs none."""
@@ -67,7 +66,6 @@ class Piece:
         with torch.no_grad():
             place.copy_(self.host)
         self.host = _apart(place)
-        self.version = self.host._version
 
     def view(
         self,
@@ -110,7 +108,7 @@ class Piece:
             if self.loan is not None:
                 with torch.inference_mode(False):
                     self.host = self.host.clone()
-                self.version = self.host._version
+                self.given = None
                 self._end_loan()
             try:
                 yield
@@ -128,13 +126,26 @@ class Piece:
 
     def changed(self) -> None:
         """Its bytes are others: no copy of them counts."""
-        self.version = self.host._version
         for model in list(self.models):
             model.forget(self)
 
+    def give(self) -> torch.Tensor:
+        """Its bytes, for somebody to keep. Under the lock."""
+        if not self.nbytes:
+            return self.host
+        self.look()
+        if self.given is None:
+            self.given = Given(self.host)
+        return self.given.bytes()
+
     def look(self) -> None:
-        """Has somebody written to it through a view that was given out?"""
-        if self.handed and self.host._version != self.version:
+        """Has somebody to whom it was given written to it? It may be nobody's any more."""
+        given = self.given
+        if given is None:
+            return
+        if not given.is_held:
+            self.given = None
+        if given.is_written():
             if self.loan is not None and self.loan.shift:
                 self._end_loan()  # what the file has is not what was written
             self.changed()
@@ -518,3 +529,9 @@ def host_of(tensor: Parked, look: bool = True) -> torch.Tensor:
     if look:
         tensor._piece.look()
     return tensor._piece.view(*geometry(tensor))
+
+
+def given_of(tensor: Parked) -> torch.Tensor:
+    """The same, for somebody to keep. Under the lock."""
+    with torch.inference_mode(False):  # or nothing would tell that it is written
+        return tensor._piece.view(*geometry(tensor), of=tensor._piece.give())
