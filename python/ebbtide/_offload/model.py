@@ -62,9 +62,7 @@ class Model(Way):
         self.mover = self.station.mover
         self.lock = self.station.lock
         self.local = threading.local()
-        self.running = _core.Pass(
-            torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
-        )
+        self.running = _core.Pass(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
         self.running.watched = True
         self.course = self.running.course = _core.Course(self.mover, self.lock)
         self.weights = Weights(self.mover, index, pinned)
