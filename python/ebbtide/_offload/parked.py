@@ -140,15 +140,18 @@ class Piece:
 
     def look(self) -> None:
         """Has somebody to whom it was given written to it? It may be nobody's any more."""
-        given = self.given
-        if given is None:
+        if self.given is None:
             return
-        if not given.is_held:
-            self.given = None
-        if given.is_written():
-            if self.loan is not None and self.loan.shift:
-                self._end_loan()  # what the file has is not what was written
-            self.changed()
+        with self.still():
+            given = self.given
+            if given is None:
+                return  # another thread has just looked
+            if not given.is_held:
+                self.given = None
+            if given.is_written():
+                if self.loan is not None and self.loan.shift:
+                    self._end_loan()  # what the file has is not what was written
+                self.changed()
 
 
 def _apart(host: torch.Tensor) -> torch.Tensor:
