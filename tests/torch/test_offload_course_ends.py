@@ -275,6 +275,24 @@ def test_python_knows_what_has_been_done_without_it(
         assert known == expected
 
 
+def test_another_order_is_known_as_it_went(free_room, small_units):
+    pair = Course(free_room)
+    units, before = pair.ours.sequence.steady(), pair.ours.sequence.changes
+
+    def swap():
+        """Of two that have both come by then."""
+        for model in (pair.model, pair.plain):
+            names = list(model._modules)
+            names[9], names[10] = names[10], names[9]
+            model._modules = {name: model._modules[name] for name in names}
+
+    swap()
+    assert pair.same() and pair.ours.sequence.changes == before + 1
+    swap()
+    assert pair.same() and pair.ours.sequence.steady() == []
+    assert [pair.same() for _ in range(4)] and pair.ours.sequence.steady() == units
+
+
 def test_a_weight_that_is_read_in_the_middle_of_one_is_looked_at(free_room, small_units):
     """By an operator, for the module that it is of is not called for that."""
     inside_ = Inside()
