@@ -81,6 +81,26 @@ def test_runs_of_small_layers_are_left_and_entered(free_room, monkeypatch):
     assert len(entered) == 8 * len(pair.ours.units)
 
 
+def test_a_run_that_a_pass_ends_in_is_left(free_room, monkeypatch):
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(300))
+            self.count = 300
+
+        def forward(self, h):
+            for layer in self.layers[: self.count]:
+                h = layer(h)
+            return h
+
+    pair = Course(free_room, First(), x(128))
+    pair.model.count = pair.plain.count = 298
+    assert pair.settles()
+    ends = []
+    monkeypatch.setattr(Model, "_end", seen_by(ends, Model._end))
+    assert all(pair.same() for _ in range(4 * TRIES)) and len(ends) == 4
+
+
 @pytest.mark.parametrize("back", [0, 2])
 def test_a_run_that_is_not_ended_by_its_last_layer_is_left_on_its_own_stream(free_room, back):
     """Also if another stream has begun with the next one before its end: until there it is used."""
