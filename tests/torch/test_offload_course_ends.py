@@ -312,7 +312,8 @@ def test_a_weight_that_is_read_in_the_middle_of_one_is_looked_at(free_room, smal
 @pytest.mark.simulated
 @pytest.mark.parametrize("call", ["cuMemcpyHtoDAsync", "cuEventRecord", "cuStreamWaitEvent"])
 def test_a_call_of_the_driver_that_fails_in_one(free_room, small_units, call):
-    pair = Course(free_room)
+    blocks = (nn.Sequential(square(), square(), square()) for _ in range(8))
+    pair = Course(free_room, nn.Sequential(*blocks), more=8 * MIB)
     for nth in range(1, 24):
         assert pair.settles()
         sim.fail(call, nth=nth, code=999)
