@@ -24,19 +24,23 @@ class Given:
         self._host = host
         self._storage: StorageWeakRef | None = None
         # Without memory, which it would keep: but its version is that of all that is given.
-        self._version = torch.empty(0, dtype=torch.uint8)
+        self._version = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._seen = self._version._version
 
     def bytes(self) -> torch.Tensor:
         """All of them. Those who hold them at the same time hold the same storage."""
-        storage = self._held() or self._new()
-        made = self._version.detach()
-        made.data = flat(storage, 0, storage.nbytes())
+        with torch.inference_mode(False):  # or nothing would tell that it is written
+            storage = self._held() or self._new()
+            made = self._version.detach()
+            made.data = flat(storage, 0, storage.nbytes())
         return made
 
     def _held(self) -> torch.UntypedStorage | None:
         ref = self._storage
-        return None if ref is None else torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+        held = None if ref is None else torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+        # Who shares it with another process has brought it to other memory.
+        here = held is not None and held.data_ptr() == self._host.data_ptr()
+        return held if here else None
 
     def _new(self) -> torch.UntypedStorage:
         memory: Any = (ctypes.c_ubyte * self._host.numel()).from_address(self._host.data_ptr())
@@ -49,7 +53,10 @@ class Given:
     def is_held(self) -> bool:
         return self._storage is not None and not self._storage.expired()
 
+    @property
     def is_written(self) -> bool:
-        """Whether somebody has written there since this was asked the last time."""
-        before, self._seen = self._seen, self._version._version
-        return before != self._seen
+        """Whether somebody has written there since it was seen the last time."""
+        return self._seen != self._version._version
+
+    def see(self) -> None:
+        self._seen = self._version._version

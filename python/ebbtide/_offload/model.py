@@ -250,8 +250,8 @@ class Model(Way):
                 gate.remove()
                 self.gates.discard(gate)
         hooks.hook_state(list(weights.names))
-        pieces = {id(b.piece) for b in weights.bindings}
-        self.handed = {key: piece for key, piece in self.handed.items() if key in pieces}
+        pieces = {id(b.piece): b.piece for b in weights.bindings}
+        self.handed = {key: piece for key, piece in pieces.items() if piece.given is not None}
         self.unclean = self.strayed = False
         self.tracking = True
         self.share.largest = max((u.bytes for u in self.units if not u.span), default=0)

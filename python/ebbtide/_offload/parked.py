@@ -44,6 +44,7 @@ class Piece:
         "device",
         "given",
         "host",
+        "left",
         "loan",
         "models",
         "nbytes",
@@ -55,6 +56,7 @@ class Piece:
         self.device = device
         self.models: weakref.WeakSet[Model] = weakref.WeakSet()  # whose weight it is
         self.given: Given | None = None  # to whoever has asked for a state_dict()
+        self.left = False  # where the file is that it is no part of any more
         self.loan: Any = None  # a file's: not to be written
 
     def __reduce__(self) -> Any:
@@ -79,13 +81,18 @@ class Piece:
         of: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A tensor over its bytes on the host, or over those of `of`. The rest is as in park()."""
-        base, item = self.host if of is None else of, dtype.itemsize
+        base, item = self._bytes() if of is None else of, dtype.itemsize
         start = base.storage_offset()
         if start % item:
             raise RuntimeError(f"bytes at {start} cannot be read as {dtype}")
         whole = base[: base.numel() // item * item].view(dtype)
         # A view, not another tensor over the same memory: writing it changes the bytes' version.
         return read_as(whole.as_strided(size, stride, start // item + offset).detach(), conj, neg)
+
+    def _bytes(self) -> torch.Tensor:
+        """What others hold of it, if they do: PyTorch looks whether what it copies overlaps."""
+        given = self.given
+        return self.host if given is None or not given.is_held else given.bytes()
 
     @property
     def source(self) -> int:
@@ -140,16 +147,21 @@ class Piece:
 
     def look(self) -> None:
         """Has somebody to whom it was given written to it? It may be nobody's any more."""
-        if self.given is None:
+        given = self.given
+        if given is None or (given.is_held and not given.is_written):
             return
         with self.still():
-            given = self.given
-            if given is None:
+            if self.given is not given:
                 return  # another thread has just looked
             if not given.is_held:
                 self.given = None
-            if given.is_written():
+                if self.left:
+                    self.left = False
+                    self.replaced()
+            if given.is_written:
+                given.see()
                 if self.loan is not None and self.loan.shift:
+                    self.left = self.given is not None  # it stays until nobody holds it
                     self._end_loan()  # what the file has is not what was written
                 self.changed()
 
@@ -536,5 +548,5 @@ def host_of(tensor: Parked, look: bool = True) -> torch.Tensor:
 
 def given_of(tensor: Parked) -> torch.Tensor:
     """The same, for somebody to keep. Under the lock."""
-    with torch.inference_mode(False):  # or nothing would tell that it is written
+    with torch.inference_mode(False):  # a view, and not another tensor over the same memory
         return tensor._piece.view(*geometry(tensor), of=tensor._piece.give())
