@@ -27,8 +27,8 @@ struct pass {
     unsigned times;               /* that a thread has come in, by whatever gate; it may wrap */
     char watched;                 /* Python sees to their begin and end */
     PyObject *course;             /* or NULL */
-    PyObject *keeps,
-        *set_keeps; /* PyTorch's: whether autocast keeps what it makes of weights, or is to; or NULL */
+    /* PyTorch's functions, or NULL: whether autocast keeps what it makes of weights; and that it is to. */
+    PyObject *keeps, *set_keeps;
     visitor *visitors; /* threads that are in a gate, or in a run */
     size_t count, room;
 };
@@ -295,9 +295,8 @@ static PyObject *forgo(PyObject *self, PyObject *unused)
 
 static PyMethodDef methods[] = {
     {"forgo", forgo, METH_NOARGS,
-     "forgo($self, /)\n--\n\nUntil this thread has left all gates autocast keeps nothing of what "
-     "it "
-     "makes of weights."},
+     "forgo($self, /)\n--\n\nUntil this thread has left all gates autocast keeps nothing of "
+     "what it makes of weights."},
     {"strays", strays, METH_O,
      "strays($self, run, /)\n--\n\nWhether this thread is in that run, and came into it on another "
      "stream than the current one."},
