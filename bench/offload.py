@@ -29,7 +29,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import offload_models as models
@@ -122,8 +122,8 @@ def make_link() -> Link:
     return Link(32 * MIB) if options.small else Link()
 
 
-def take_turns(functions: dict[str, Callable[[], Any]]) -> Turns:
-    return Turns(functions, options.seconds, options.rounds or int(options.small))
+def take_turns(functions: dict[str, Callable[[], Any]], alone: Sequence[str] = ()) -> Turns:
+    return Turns(functions, options.seconds, options.rounds or int(options.small), alone)
 
 
 def flat(result: Any) -> list[torch.Tensor]:
@@ -263,7 +263,7 @@ def on_tokens(
         "resident_step_beside_copies": link.beside(resident, to_stream),
         "step": offloaded,
     }
-    turns = take_turns(functions)
+    turns = take_turns(functions, alone=["resident_step"])
     watch.look()
     same = same and equal(flat(model(*inputs)), plain.known[tokens])
     stats = handle.stats()

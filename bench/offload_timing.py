@@ -10,7 +10,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -131,15 +131,20 @@ class Turns:
     they change places every round, so that what gets slower or faster meanwhile does so for both,
     and each comes as often after what makes the GPU hot, or lets it cool. Of the rounds in which
     the host was not disturbed, if there are four, medians: of times, and of the ratios of what was
-    measured in the same round."""
+    measured in the same round. What is compared with nothing is measured before them: as often as
+    there are rounds at least, or once where steps are long."""
 
     LEAST, MOST = 4, 100  # rounds
 
     def __init__(
-        self, functions: dict[str, Callable[[], Any]], seconds: float, rounds: int = 0
+        self,
+        functions: dict[str, Callable[[], Any]],
+        seconds: float,
+        rounds: int = 0,
+        alone: Sequence[str] = (),
     ) -> None:
-        """For some seconds, or just so many rounds."""
-        turns = list(functions.items())
+        """For some seconds, or just so many rounds. `alone`: what is compared with nothing."""
+        turns = [(name, f) for name, f in functions.items() if name not in alone]
         step = 0 if rounds == 1 else timed(turns[-1][1])
         least, most = (rounds, rounds) if rounds else (self.LEAST, self.MOST)
         quiet, others = [], []
@@ -148,6 +153,13 @@ class Turns:
         if rounds == 1:
             tries, steps = 0, 1
         with Core(tries) as core:
+            once = {
+                name: statistics.median(
+                    core.timed(functions[name], steps)[0]
+                    for _ in range(1 if step >= SHORT else least)
+                )
+                for name in alone
+            }
             while (count := len(quiet) + len(others)) < least or (
                 count < most and time.perf_counter() - start < seconds
             ):
@@ -155,7 +167,7 @@ class Turns:
                 found = {name: core.timed(f, steps) for name, f in order}
                 calm = all(undisturbed for _, undisturbed in found.values())
                 took = {name: took for name, (took, _) in found.items()}
-                (quiet if calm else others).append(took)
+                (quiet if calm else others).append({**once, **took})
         self.disturbed = len(others)
         self.rounds = quiet if len(quiet) >= self.LEAST else quiet + others
 
