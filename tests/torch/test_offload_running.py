@@ -8,7 +8,7 @@ import os
 
 import pytest
 import torch
-from offloaded import MIB, WIDTH, Boom, at_rest, inside, layers, x
+from offloaded import MIB, WIDTH, Boom, at_rest, inside, layers, square, x
 from torch import nn
 
 import ebbtide
@@ -234,6 +234,30 @@ def test_out_of_memory_the_next_try_has_all_there_is(free_room):
         for _ in range(60):
             assert torch.equal(model(inputs), expected)
         assert handle.stats()["resident"] >= 20 * MIB
+
+
+def test_out_of_memory_where_a_resident_unit_lies_on_more_pages_than_it_fills(free_room):
+    blocks = [nn.Sequential(*(square() for _ in range(8)), Grows(0)) for _ in range(25)]
+    model, grows = nn.Sequential(*blocks), blocks[12][-1]
+    inputs = x()
+    free_room.of = lambda model: 220 * MIB
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cuda()(inputs)
+        handle = free_room.offload(model)
+        for _ in range(4):
+            assert torch.equal(model(inputs), expected)
+        assert handle.stats()["resident"] >= 200 * MIB  # all there is
+        grows.size = 52 * MIB  # in floats: leaves 12 MiB, for a unit of 8
+        with pytest.raises(torch.OutOfMemoryError):
+            model(inputs)
+        assert at_rest(model)
+        for _ in range(3):
+            assert torch.equal(model(inputs), expected)
+            assert free_room.held() <= free_room.limit
+        grows.size = 0
+        for _ in range(60):
+            assert torch.equal(model(inputs), expected)
+        assert handle.stats()["resident"] >= 200 * MIB
 
 
 def test_a_lower_limit_makes_the_ring_smaller(free_room):

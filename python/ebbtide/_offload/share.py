@@ -40,6 +40,7 @@ class Share:
         self.likely = 0  # about the same, as can be said while a pass is being learned from
         self.idle = 0  # passes that other models have begun since its own last one
         self.cautious = 0  # times that nothing is to stay
+        self.clears = False  # and what stays until now is to go
         self._outlook = b""  # what it depends on, at the last look,
         self._seen: object = None  # and what else was found then,
         self._same = 0  # and how many times in a row
@@ -147,8 +148,9 @@ class Share:
         self.lowest = size if self.lowest is None else min(self.lowest, size)
 
     def out_of_memory(self) -> None:
-        """PyTorch had to do without: whoever tries again gets all there is."""
-        self.cautious = PEAKS
+        """PyTorch had to do without: whoever tries again gets all there is. What stayed goes as
+        well: a unit that is used where it is keeps pages that it has but a part of."""
+        self.cautious, self.clears = PEAKS, True
 
     def balance(self, station: Station, vbar: VBAR, learning: bool) -> bool:
         """How much of the GPU is for weights that stay: what PyTorch's tensors, which come first,
@@ -177,6 +179,9 @@ class Share:
         fits = room - passing >= size
         self.likely = room if fits else max(room - self._least_ring(), 0)
         unknown = learning and room < size + 4 * self.largest + size // 8
+        if self.clears:
+            self.clears = False
+            vbar.free_memory(size)
         if unknown or self.cautious:
             self.cautious = max(self.cautious - 1, 0)
             self.left = room = 0  # what it takes is not known: nothing stays
