@@ -160,6 +160,11 @@ int unit_go_out(unit *u);
    others are pinned. `its`: what of them will be needed. */
 int unit_go_in_with(unit *u, PyObject *load, PyObject *reals, PyObject *its);
 
+/* This thread, which is in a run, goes into a call of one of its members, or comes out: whether it is in that run.
+   And whether it is in such a call: what that has looked up is there until its end. */
+bool unit_step(unit *u, bool in);
+bool unit_is_within(const unit *u);
+
 /* The current stream of its GPU. 0, or -1 with an exception. */
 int unit_stream(unit *u, ebb_stream *stream);
 

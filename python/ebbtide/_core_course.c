@@ -303,7 +303,7 @@ static bool is_written(const course *c, const unit *u)
 static int out_of(course *c, unit *u)
 {
     PyObject *load = load_of(u);
-    if (u->depth != 1 || u->threads[0] != c->thread || is_written(c, u))
+    if (u->depth != 1 || u->guests[0].thread != c->thread || is_written(c, u))
         return by_python();
     if (!load)
         return unit_go_out(u) < 0 ? -1 : 1;
@@ -332,7 +332,7 @@ static int out_of_run(course *c, pass *p)
     PyObject *its = pass_run(p);
     if (!its)
         return 1;
-    if (pass_strays(p, its))
+    if (unit_is_within((unit *)its) || pass_strays(p, its))
         return by_python();
     Py_INCREF(its);
     int left = out_of(c, (unit *)its);

@@ -147,12 +147,22 @@ static pass *calls_of(const gate *g)
     return (pass *)g->calls;
 }
 
-/* Out of the unit; of a run only if this thread is in it. An exception that is there stays. */
+/* The module's own, as a call of a member of a run, if it is one. */
+static PyObject *forward_in(gate *g, PyObject *its, PyObject *args, PyObject *kwargs)
+{
+    bool member = g->run && its && its != Py_None && unit_step((unit *)its, true);
+    PyObject *result = forward(g, args, kwargs);
+    if (member)
+        unit_step((unit *)its, false);
+    return result;
+}
+
+/* Out of the unit; of a run only if this thread is in it, and in no member. An exception that is there stays. */
 static void out(gate *g, PyObject *its)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    if (!g->run || pass_run(calls_of(g)) == its) {
+    if (!g->run || (pass_run(calls_of(g)) == its && !unit_is_within((unit *)its))) {
         if (g->run)
             pass_set_run(calls_of(g), NULL);
         unit_go_out((unit *)its);
@@ -308,7 +318,7 @@ static PyObject *by_and_by(PyObject *self, PyObject *args, PyObject *kwargs)
             return NULL;
         its = entered; /* or None */
     }
-    PyObject *result = forward(g, args, kwargs);
+    PyObject *result = forward_in(g, its, args, kwargs);
     if (result && its != Py_None && holds(g, (unit *)its, result, DEEP))
         result = lasting(self, its, result);
     /* What it does at its end may be something else by now: to go in may have been to plan anew. */
@@ -367,7 +377,7 @@ static PyObject *call(PyObject *self, PyObject *args, PyObject *kwargs)
         Py_DECREF(its);
         return NULL;
     }
-    PyObject *result = forward(g, args, kwargs);
+    PyObject *result = forward_in(g, its, args, kwargs);
     if (result && its && holds(g, (unit *)its, result, DEEP))
         result = lasting(self, its, result);
     if (its && g->leaves)

@@ -188,7 +188,7 @@ static void unit_dealloc(PyObject *self)
     free(u->pieces);
     free(u->runs);
     free(u->swaps);
-    free(u->threads);
+    free(u->guests);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -196,31 +196,60 @@ static void unit_dealloc(PyObject *self)
 
 /* ---- who is in ----------------------------------------------------------------------------------- */
 
-static bool step_in(unit *u)
+static bool come_in(unit *u)
 {
-    if (u->depth == u->thread_room) {
-        size_t room = u->thread_room ? 2 * u->thread_room : 2;
-        uint64_t *threads = realloc(u->threads, room * sizeof *threads);
-        if (!threads) {
+    if (u->depth == u->guest_room) {
+        size_t room = u->guest_room ? 2 * u->guest_room : 2;
+        guest *guests = realloc(u->guests, room * sizeof *guests);
+        if (!guests) {
             PyErr_NoMemory();
             return false;
         }
-        u->threads = threads;
-        u->thread_room = room;
+        u->guests = guests;
+        u->guest_room = room;
     }
-    u->threads[u->depth++] = this_thread();
+    u->guests[u->depth++] = (guest){.thread = this_thread()};
     return true;
 }
 
-static void step_out(unit *u)
+static void go_away(unit *u)
 {
     uint64_t me = this_thread();
     unsigned i = --u->depth;
+    if (!i)
+        u->outdated = 0;
     for (unsigned k = 0; k < u->depth; k++)
-        if (u->threads[k] == me && u->threads[i] != me) {
-            u->threads[k] = u->threads[i];
+        if (u->guests[k].thread == me && u->guests[i].thread != me) {
+            u->guests[k] = u->guests[i];
             return;
         }
+}
+
+static guest *me_in(const unit *u)
+{
+    uint64_t me = u->depth ? this_thread() : 0;
+    for (unsigned i = 0; i < u->depth; i++)
+        if (u->guests[i].thread == me)
+            return &u->guests[i];
+    return NULL;
+}
+
+bool unit_step(unit *u, bool in)
+{
+    guest *it = me_in(u);
+    if (!it || (!in && !it->within))
+        return false;
+    if (in)
+        it->within++;
+    else
+        it->within--;
+    return true;
+}
+
+bool unit_is_within(const unit *u)
+{
+    const guest *it = me_in(u);
+    return it && it->within;
 }
 
 /* ---- methods ------------------------------------------------------------------------------------- */
@@ -241,7 +270,7 @@ int unit_go_in(unit *u)
         return -1;
     if (u->depth || u->stale || !unit_pin_runs(u, stream, false))
         return 0;
-    bool in = step_in(u);
+    bool in = come_in(u);
     if (!in || !unit_install(u, NULL, u->ahead)) {
         u->depth = 0;
         unit_unpin_runs(u, stream);
@@ -272,7 +301,7 @@ int unit_go_in_with(unit *u, PyObject *brought, PyObject *reals, PyObject *its)
     }
     if (u->depth || u->stale)
         return 0;
-    if (!step_in(u)) /* Python's lock may be dropped: nobody else comes in */
+    if (!come_in(u)) /* Python's lock may be dropped: nobody else comes in */
         return -1;
     bool pinned = unit_pin_pieces(u, staged, stream);
     if (!pinned || !unit_install(u, reals, its)) {
@@ -308,7 +337,8 @@ static PyObject *unit_covers_(PyObject *self, PyObject *address)
     return PyErr_Occurred() ? NULL : PyBool_FromLong(unit_covers((unit *)self, at));
 }
 
-/* enter_again(): one more, where somebody is in, for the current stream. False: nobody is. */
+/* enter_again(): one more, where somebody is in, for the current stream. False: nobody is, or what is there is
+   no more what the weights are. */
 static PyObject *unit_enter_again(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -316,13 +346,13 @@ static PyObject *unit_enter_again(PyObject *self, PyObject *unused)
     ebb_stream stream;
     if (unit_stream(u, &stream) < 0)
         return NULL;
-    if (!u->depth)
+    if (!u->depth || u->outdated)
         Py_RETURN_FALSE;
-    if (!step_in(u)) /* Python's lock may be dropped: it stays entered */
+    if (!come_in(u)) /* Python's lock may be dropped: it stays entered */
         return NULL;
     if (unit_pin_again(u, stream))
         Py_RETURN_TRUE;
-    step_out(u);
+    go_away(u);
     return fail(u->vbar->device, EBB_DRIVER_FAILED, "one stream could not be put after another");
 }
 
@@ -358,7 +388,7 @@ int unit_go_out(unit *u)
         unit_park(u);
     }
     unit_unpin_once(u, stream);
-    step_out(u);
+    go_away(u);
     if (!u->depth)
         for (size_t i = 0; !u->whole && i < u->piece_count; i++)
             u->pieces[i].pinned = false;
@@ -390,6 +420,7 @@ static PyObject *unit_forget(PyObject *self, PyObject *which)
     u->pieces[index].signature = 0;
     for (size_t i = 0; i < u->run_count; i++)
         u->runs[i].signature = 0;
+    u->outdated = u->depth > 0;
     Py_RETURN_NONE;
 }
 
@@ -425,6 +456,11 @@ static PyObject *unit_is_resident(PyObject *self, void *unused)
     return PyBool_FromLong(unit_is_here((const unit *)self));
 }
 
+static PyObject *unit_step_(PyObject *self, PyObject *in)
+{
+    return PyBool_FromLong(unit_step((unit *)self, in == Py_True));
+}
+
 static PyMethodDef unit_methods[] = {
     {"enter", unit_enter, METH_NOARGS,
      "enter($self, /)\n--\n\nPin all and install its tensors, if all is resident: whether it was."},
@@ -432,7 +468,11 @@ static PyMethodDef unit_methods[] = {
      "enter_with($self, load, reals, ahead, /)\n--\n\n"
      "The same, with other tensors for the pieces that are in the ring."},
     {"enter_again", unit_enter_again, METH_NOARGS,
-     "enter_again($self, /)\n--\n\nOnce more, where somebody is in: whether somebody was."},
+     "enter_again($self, /)\n--\n\nOnce more, where somebody is in: whether that is so, and its "
+     "weights are what they were."},
+    {"step", unit_step_, METH_O,
+     "step($self, in, /)\n--\n\nThis thread goes into a member of the run, or comes out: whether "
+     "it is in the run."},
     {"covers", unit_covers_, METH_O,
      "covers($self, address, /)\n--\n\nWhether it is in use for the unit, which is entered."},
     {"leave", unit_leave, METH_NOARGS, "leave($self, /)\n--\n\nPark its tensors, and unpin."},
@@ -450,12 +490,19 @@ static PyObject *unit_mine(PyObject *self, void *unused)
     uint64_t me = this_thread();
     unsigned long times = 0;
     for (unsigned i = 0; i < u->depth; i++)
-        times += u->threads[i] == me;
+        times += u->guests[i].thread == me;
     return PyLong_FromUnsignedLong(times);
+}
+
+static PyObject *get_within(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(unit_is_within((const unit *)self));
 }
 
 static PyGetSetDef unit_getset[] = {
     {"mine", unit_mine, NULL, "times that this thread has entered it and not left it", NULL},
+    {"within", get_within, NULL, "this thread is in a call of one of the run's members", NULL},
     {"resident", unit_resident, NULL, "bytes that are resident, and filled", NULL},
     {"is_resident", unit_is_resident, NULL, "all of them are", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -464,6 +511,8 @@ static PyGetSetDef unit_getset[] = {
 static PyMemberDef unit_members[] = {
     {"depth", T_UINT, offsetof(unit, depth), READONLY, "times entered and not left"},
     {"stale", T_INT, offsetof(unit, stale), 0, "it is not entered any more"},
+    {"closes", T_BOOL, offsetof(unit, closes), 0, "between its members nothing real is found"},
+    {"outdated", T_BOOL, offsetof(unit, outdated), READONLY, "in use, with what it was before"},
     {"settled", T_BOOL, offsetof(unit, settled), 0, "no place of its own is tried for"},
     {"small", T_BOOL, offsetof(unit, small), 0, "its layers are many, and small"},
     {"streamed", T_ULONGLONG, offsetof(unit, streamed), READONLY, "bytes sent into the ring"},

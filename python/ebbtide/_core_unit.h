@@ -16,6 +16,12 @@ typedef struct swap {
     bool looked_up; /* in Places */
 } swap;
 
+/* Who is in a unit; and of a run, in how many calls of its members. */
+typedef struct guest {
+    uint64_t thread;
+    unsigned within;
+} guest;
+
 struct unit {
     PyObject_HEAD vbar *vbar;
     piece *pieces;
@@ -28,8 +34,10 @@ struct unit {
     PyObject *reals;  /* what is found while it is entered, None for its own; NULL: its own, all */
     PyObject *compile_by; /* PyTorch's function: who compiles from now on, and did before */
     unsigned depth;       /* times entered and not left */
-    uint64_t *threads;    /* by whom, as many */
-    size_t thread_room;
+    guest *guests;        /* by whom, as many */
+    size_t guest_room;
+    char closes;   /* between the calls of its members nothing real is found: who looks is none of them */
+    char outdated; /* a piece's contents have changed since somebody came in, who goes on with what it was */
     bool whole; /* entered with all of it resident: its runs are pinned */
     int stale;  /* its places or weights are not what they were: it is not entered any more */
     /* The tensor that the VBAR's own are views of, or NULL: its version tells who writes. */

@@ -16,17 +16,18 @@ static int put(const swap *s, PyObject *what)
     return PyList_SetItem(s->place, s->index, what);
 }
 
-static bool is_in(const unit *u, uint64_t thread)
+/* Whether a thread finds what is real. */
+static bool is_shown(const unit *u, uint64_t thread)
 {
     for (unsigned i = 0; i < u->depth; i++)
-        if (u->threads[i] == thread)
-            return true;
+        if (u->guests[i].thread == thread)
+            return !u->closes || u->guests[i].within;
     return false;
 }
 
 shown unit_shows(const unit *u)
 {
-    if (!u->open || !is_in(u, this_thread()))
+    if (!u->open || !is_shown(u, this_thread()))
         return PARKED;
     return u->stale ? UNKNOWN : u->reals ? OTHERS : OWN;
 }

@@ -123,9 +123,12 @@ class Gate(_core.Gate):
         model, unit = self.model, self.unit
         if self.enters or (self.run and model.running.strays(unit)):
             unit = model.enter(self)
+        member = self.run and unit is not None and unit.step(True)
         try:
             return self._checked(unit, self._run(args, kwargs))
         finally:
+            if member:
+                unit.step(False)
             if self.leaves and unit is not None:
                 model.leave(unit)
 
@@ -206,12 +209,9 @@ class Gate(_core.Gate):
     def _with_grad(self, args: Any, kwargs: Any) -> Any:
         with torch.autograd.graph.saved_tensors_hooks(self.model.keep, _unpack):
             result = self._forwards(args, kwargs)
-        wants = self.unit is not None and self.unit.wants_grad
 
         def refuse(t: Any) -> Any:
-            if not isinstance(t, torch.Tensor) or not (wants or t.requires_grad):
-                return t
-            if not (t.is_floating_point() or t.is_complex()):
+            if not isinstance(t, torch.Tensor) or not t.requires_grad:
                 return t
             return _Refuse.apply(torch.zeros(0, device=t.device, requires_grad=True), t)
 

@@ -117,9 +117,11 @@ def _is_pinned(choice: units.Choice, pinned: list[str]) -> bool:
 
 def _put_gates(model: Model, choice: units.Choice, unit: Unit) -> None:
     last = len(choice.members) - 1
+    unit.closes = last > 0
     for i, module in enumerate(choice.members):
         inside = not model.learning and 0 < i < last and choice.is_small
-        if inside and model.shown and not model.needs_gate(choice.names[i], module):
+        if inside and model.shown and not model.needs_gate(choice.names[i], module, unit):
+            unit.closes = False
             continue
         gate = module.__dict__.get("forward")
         if not isinstance(gate, Gate):

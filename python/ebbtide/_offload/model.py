@@ -533,14 +533,19 @@ class Model(Way):
                 continue
             if gate.unit is not None and not gate.unit.small:
                 continue
-            if not self.needs_gate(gate.name, gate.__self__):
+            if not self.needs_gate(gate.name, gate.__self__, gate.unit):
+                if gate.unit is not None:
+                    gate.unit.closes = False
                 gate.remove()
                 self.gates.discard(gate)
 
-    def needs_gate(self, name: str, module: nn.Module | None) -> bool:
+    def needs_gate(self, name: str, module: nn.Module | None, unit: Unit | None) -> bool:
         """Whether a module inside of a run has to be seen: it may be called without the model, or
-        give parts of its weights away."""
+        give parts of its weights away; or somebody has read weights of the run between two calls,
+        and may have kept them."""
         if self.rootless or name in self.gives or module is None:
+            return True
+        if unit is not None and self.readers.has_read(unit):
             return True
         return not units.gives_nothing_away(module)
 

@@ -74,8 +74,13 @@ class Readers:
         # Modules that were passed by: what is in them are units, and that stays so.
         self.opened: frozenset[str] = frozenset()
         self.starts: frozenset[str] = frozenset()  # modules that are the first of a run
+        self._read: set[str] = set()  # modules whose weights somebody else has read
         self._refuted: set[str] = set()  # modules that were taken for such, and are none
         self._bypassed = Patience(1)  # with units whose gates are not where they were
+
+    def has_read(self, unit: Unit) -> bool:
+        """Whether somebody has read weights of a run, between calls of its members."""
+        return any(f"{r}.".startswith(f"{n}.") for n in unit.names for r in self._read)
 
     def nobody(self) -> None:
         """A pass in which there were none."""
@@ -105,6 +110,10 @@ class Readers:
         if found := missed(runs, names, touched, self.starts) - self.starts:
             self.starts |= found
             return "plan"
+        for unit in units_:
+            self._read.update(_touched(unit, names, touched) if unit not in around else ())
+        if any(u.run and not u.closes and self.has_read(u) for u in units_):
+            return "plan"  # between two of its members nothing is shown any more
         others = [u for u in units_ if u not in runs and u not in around]
         known = self._refuted | self.opened
         found, wrong = readers(others, names, touched, known, most(units_, room))

@@ -110,6 +110,7 @@ class Piece:
     def written(self) -> Iterator[None]:
         """It changes meanwhile. The GPU has read what it was told to by then, and no copy that was
         made of it counts afterwards."""
+        self.come_to()
         with self.still():
             torch.cuda.synchronize(self.device)
             if self.loan is not None:
@@ -121,6 +122,11 @@ class Piece:
                 yield
             finally:
                 self.changed()
+
+    def come_to(self) -> None:
+        """Somebody wants its bytes: a run that this thread is in lets go of them."""
+        for model in list(self.models):
+            model.comes_to(self)
 
     def _end_loan(self) -> None:
         self.loan = None
@@ -147,6 +153,7 @@ class Piece:
 
     def look(self) -> None:
         """Has somebody to whom it was given written to it? It may be nobody's any more."""
+        self.come_to()
         given = self.given
         if given is None or (given.is_held and not given.is_written):
             return

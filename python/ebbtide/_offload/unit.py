@@ -173,10 +173,6 @@ class Unit(_core.Unit):
         self.views: dict[bytes, Tensors] = {}
         self.tensors: Tensors | None = None  # of the ring, while they are in its places
 
-    @property
-    def wants_grad(self) -> bool:
-        return any(b.parked.requires_grad for b in self.bindings)
-
     def _written(self) -> None:
         """Called on the way out, before its tensors are parked: one of them was written to."""
         self.version = self.base._version
@@ -300,7 +296,7 @@ def reals(found: dict[int, tuple[Parked, torch.Tensor]]) -> dict[int, torch.Tens
         made = {
             key: nn.Parameter(view, requires_grad=found[key][0].requires_grad)
             if found[key][0]._is_param
-            else view.detach()
+            else view.detach().requires_grad_(found[key][0].requires_grad)
             for key, view in views.items()
         }
         # Whatever is an attribute of the one is of all: quantizers keep their scales there.

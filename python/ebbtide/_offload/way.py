@@ -21,6 +21,7 @@ from ebbtide import _attach, _core
 from ebbtide._offload import learned, units
 from ebbtide._offload.adopt import Weights
 from ebbtide._offload.order import Sequence_
+from ebbtide._offload.parked import Piece
 from ebbtide._offload.station import Station
 from ebbtide._offload.timing import Timing
 from ebbtide._offload.unit import Unit
@@ -106,8 +107,8 @@ class Way:
             if unit is None:
                 return None  # another thread has just planned anew: they come one by one, this time
             self.end_rest(but=unit)
-            if gate.run and self.running.run is unit and not self._round(gate):
-                if not self.running.strays(unit):
+            if gate.run and self.running.run is unit and (unit.within or not self._round(gate)):
+                if unit.within or not self.running.strays(unit):
                     self.called.append(gate.name)
                     return unit
                 # Each stream waits for what comes for it, and is waited for: so this time the run
@@ -117,6 +118,8 @@ class Way:
                 self.watch()
             if not unit.span:
                 self._leave_run()
+                if unit.run and self.running.run is not None:
+                    return None  # it is called by a member of that: its weights come one by one
             before, times = unit, unit.depth + unit.bare
             try:
                 return self._go_in(gate)
@@ -178,6 +181,9 @@ class Way:
         """False: it is stale, and was not entered."""
         if unit.depth and self._enter_again(unit):
             return True
+        if unit.depth and unit.outdated:
+            self._go_bare(unit)  # who is in goes on with what the weights were
+            return True
         for _ in range(3):
             load = unit.load
             if load is None or not load.whole or unit.shared:
@@ -219,7 +225,8 @@ class Way:
     def _go_bare(self, unit: Unit) -> None:
         """No room for it all, or it is not what it was: its weights come one by one, as they are
         used."""
-        unit.discard(self.mover)
+        if not unit.depth:
+            unit.discard(self.mover)
         for b in unit.bindings if unit.stale else ():
             tensor = None if b.weak else b.there()
             if tensor is not None and tensor.device.type == "cpu" and units.is_plain(tensor):
@@ -268,8 +275,9 @@ class Way:
             self._leave_run()
 
     def _leave_run(self) -> None:
+        """But not from inside of one of its members, who may have looked its weights up."""
         run = self.running.run
-        if run is not None:
+        if run is not None and not run.within:
             with self._where_it_came_in():
                 self.running.run = None
                 self._leave(run)
@@ -319,6 +327,16 @@ class Way:
                 if self.station.crowded:  # there may be no other time for it
                     self.station.want_ring()
                 self.prefetch()
+
+    def comes_to(self, piece: Piece) -> None:
+        """A weight is looked at, or written, by nobody in its unit. If this thread is between two
+        members of a run that has it, it comes out: what they have written is to be seen, and they
+        are to see what is."""
+        run = self.running.run
+        if run is not None and not run.within and id(piece) in run.numbers:
+            if self.course.running:
+                self.by_hand()
+            self._leave_run()
 
     def save_written(self, unit: Unit) -> None:
         """Weights that the model itself has written to: the host gets their values."""
