@@ -53,6 +53,16 @@ const state *state_of(PyObject *object)
     return NULL;
 }
 
+void forgive(void)
+{
+    if (!PyErr_Occurred())
+        return;
+    bool interrupt = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+    PyErr_Clear();
+    if (interrupt)
+        PyErr_SetInterrupt();
+}
+
 int size_of(PyObject *given, uint64_t *size)
 {
     *size = PyLong_AsUnsignedLongLong(given);

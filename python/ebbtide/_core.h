@@ -28,6 +28,10 @@ const state *state_of(PyObject *object);
 /* Raise the exception of a status, with more words if there are any. Always NULL. */
 PyObject *raise_status(const state *s, ebb_status status, const char *detail);
 
+/* An exception that is of no account goes, if there is one. Ctrl-C is meant for the program, whatever it has struck:
+   it comes once more. */
+void forgive(void);
+
 /* A size: a whole number from 0. 0, or -1 with an exception. */
 int size_of(PyObject *given, uint64_t *size);
 

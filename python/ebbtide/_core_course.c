@@ -11,7 +11,8 @@
  * (Way.by_hand()): at any time all of what it looks at is as if it had done the steps before.
  *
  * A step is done with the lock that Python uses, if that is free, and if the current stream is known. Then nothing
- * here runs Python, but where a weight has been written to, so Ctrl-C finds a step done or not begun.
+ * here runs Python, but where a weight has been written to, or where the program looks at whatever PyTorch is asked
+ * for (a TorchFunctionMode): so Ctrl-C finds a step done or not begun, or is told after it.
  */
 #include "_core_unit.h"
 
@@ -200,7 +201,7 @@ static PyObject *course_forget(PyObject *self, PyObject *unused)
 /* What could not be done here is no error: Python does it, and is told. Always 0. */
 static int by_python(void)
 {
-    PyErr_Clear();
+    forgive();
     return 0;
 }
 
@@ -214,7 +215,7 @@ static bool begin(course *c)
     PyObject *got = PyObject_CallFunctionObjArgs(c->acquire, Py_False, NULL);
     bool yes = got == Py_True;
     Py_XDECREF(got);
-    PyErr_Clear();
+    forgive();
     return yes;
 }
 
@@ -224,7 +225,7 @@ static void end(course *c)
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     Py_XDECREF(PyObject_CallNoArgs(c->release));
-    PyErr_Clear();
+    forgive();
     PyErr_Restore(type, value, trace);
 }
 
@@ -253,7 +254,7 @@ static bool fetch(course *c, const leg *next)
         return by_python();
     put(&u->load, load);
     int whole = load_more(load, c->mover, u, false);
-    PyErr_Clear(); /* whoever needs it tries again, and is told */
+    forgive(); /* whoever needs it tries again, and is told */
     /* What is resident by now needs no keeping. */
     if (!load_cargoes(load) && u->load == load)
         put(&u->load, Py_None);
@@ -334,9 +335,11 @@ static int out_of_run(course *c, pass *p)
         return 1;
     if (unit_is_within((unit *)its) || pass_strays(p, its))
         return by_python();
+    /* First, for what has been written to it is saved by Python, which must not find it in a run. */
     Py_INCREF(its);
+    pass_set_run(p, NULL);
     int left = out_of(c, (unit *)its);
-    if (left && pass_set_run(p, NULL) < 0)
+    if (!left && pass_set_run(p, its) < 0)
         left = -1;
     Py_DECREF(its);
     return left;
@@ -360,7 +363,7 @@ static int into_what_came(course *c, unit *u, PyObject *load)
         c->entries++;
         return 1;
     }
-    PyErr_Clear();
+    forgive();
     put(&u->tensors, Py_None);
     put(&u->load, Py_None);
     load_end(load, c->mover);
@@ -451,7 +454,7 @@ int course_enter(pass *p, PyObject *name, unit *u, bool of_run)
     if (in > 0 && c->running) {
         c->at++;
         if (PyList_Append(c->called, name) < 0)
-            PyErr_Clear(); /* it will look like another pass, and be learned from */
+            forgive(); /* it will look like another pass, and be learned from */
     }
     end(c);
     Py_DECREF(c);

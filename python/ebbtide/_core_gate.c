@@ -183,7 +183,7 @@ static bool is_over(const gate *g, const unit *u, PyObject *tensor)
     bool known = address && PyLong_Check(address);
     uint64_t at = known ? PyLong_AsUnsignedLongLong(address) : 0;
     Py_XDECREF(address);
-    PyErr_Clear();
+    forgive();
     return at && unit_covers(u, at);
 }
 
@@ -215,7 +215,7 @@ static bool holds(const gate *g, const unit *u, PyObject *what, int deep)
         Py_XDECREF(item);
     }
     Py_XDECREF(items);
-    PyErr_Clear();
+    forgive();
     return found;
 }
 

@@ -173,7 +173,7 @@ static void set_keeps(pass *p, bool on)
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     Py_XDECREF(PyObject_CallFunction(p->set_keeps, "O", on ? Py_True : Py_False));
-    PyErr_Clear();
+    forgive();
     PyErr_Restore(type, value, trace);
 }
 
@@ -206,7 +206,7 @@ void pass_forgo(pass *p)
     PyObject *answer = p->keeps ? PyObject_CallNoArgs(p->keeps) : NULL;
     bool keeps = answer == Py_True;
     Py_XDECREF(answer);
-    PyErr_Clear();
+    forgive();
     visitor *found = mine(p);
     if (!keeps || !found || !found->gates)
         return;

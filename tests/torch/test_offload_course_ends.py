@@ -13,12 +13,13 @@ import torch
 from offloaded import MIB, WIDTH, Boom, at_rest, layers, square
 from on_course import Course, Inside
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import ebbtide
 import ebbtide.sim as sim
 from ebbtide import _unseen
 from ebbtide._offload import share as shares
-from ebbtide._offload.model import Model
+from ebbtide._offload.model import TRIES, Model
 
 pytestmark = pytest.mark.skipif(
     not _unseen.by_strategy, reason="torch.compile() has to be told: Python sees to all passes"
@@ -369,6 +370,32 @@ def test_ctrl_c_is_told_while_a_stream_is_met(free_room, small_units, monkeypatc
             torch.cuda.set_stream(default)
             default.wait_stream(stream)
     assert struck[0] is False  # Python had it by then
+    assert pair.same() and pair.settles()
+
+
+class Struck(TorchFunctionMode):
+    """Ctrl-C comes while it is asked, for one of the things that it is asked for."""
+
+    def __init__(self, what, when):
+        super().__init__()
+        self.what, self.when, self.struck = what, when, False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = repr(getattr(func, "__self__", func))
+        if not self.struck and self.what in name and self.when():
+            self.struck = True
+            raise KeyboardInterrupt
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("what", ["_version", "data_ptr"])
+def test_ctrl_c_is_told_while_somebody_sees_what_pytorch_is_asked_for(free_room, small_units, what):
+    pair = Course(free_room)
+    mode = Struck(what, lambda: pair.course.running)
+    with pytest.raises(KeyboardInterrupt), torch.no_grad(), mode:
+        for _ in range(2 * TRIES):
+            pair.model(pair.inputs)
+    assert mode.struck
     assert pair.same() and pair.settles()
 
 

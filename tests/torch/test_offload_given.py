@@ -14,7 +14,6 @@ from torch import nn
 import ebbtide
 
 
-@pytest.mark.hazards
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("kept", ["all", "a view", "nothing"])
 def test_what_a_state_dict_gave_is_looked_at_while_it_is_held(room, kept, inference):

@@ -130,6 +130,67 @@ def test_backward_raises_where_weights_want_no_gradient_too(free_room):
     assert inputs.grad is None
 
 
+class Chooses(nn.Module):
+    """An adapter that is not selected, an expert that is not chosen."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.other, self.chosen = square(), square(), False
+
+    def forward(self, h):
+        return self.other(self.used(h)) if self.chosen else self.used(h)
+
+
+def test_a_result_wants_a_gradient_if_the_plain_models_does(room):
+    """Not if there is only somebody in its unit who does: attention, then, computes otherwise."""
+    attention = nn.TransformerEncoderLayer(WIDTH, 4, WIDTH, batch_first=True)
+    model = nn.Sequential(*(Chooses() for _ in range(20)), attention).eval()
+    model.requires_grad_(False)
+    model[3].other.requires_grad_(True)
+    plain, inputs = copy.deepcopy(model).cuda(), torch.randn(2, 9, WIDTH, device="cuda")
+    room.offload(model, 20 * MIB)
+    for chosen in (False, True, False):
+        model[3].chosen = plain[3].chosen = chosen
+        for _ in range(4):
+            expected, got = plain(inputs), model(inputs)
+            assert got.requires_grad == expected.requires_grad == chosen
+            assert torch.equal(got, expected)
+    model[3].chosen = True
+    with pytest.raises(RuntimeError, match=r"offload.*no_grad"):
+        model(inputs).sum().backward()
+
+
+class Holds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(WIDTH, WIDTH, requires_grad=True))
+
+    def forward(self, h):
+        return h @ self.table
+
+
+def test_backward_raises_where_a_buffer_wants_a_gradient(room):
+    model = nn.Sequential(*layers(4).requires_grad_(False), Holds())
+    room.offload(model)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=r"offload.*no_grad"):
+            model(x()).sum().backward()
+
+
+def test_what_is_added_and_planned_in_inference_mode_is_no_inference_tensor(room):
+    model = layers(6)
+    room.offload(model)
+    for added in (nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 8)):
+        model.append(nn.Sequential(added))
+        with torch.inference_mode():
+            for _ in range(3):
+                model(x())
+        assert not any(p.is_inference() for p in model.parameters())
+    model.requires_grad_(False).requires_grad_(True)
+    for p in model.parameters():
+        torch.nn.init.ones_(p)
+
+
 def test_inference_mode(room):
     model = layers(6)
     inputs = x()

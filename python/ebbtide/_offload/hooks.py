@@ -96,6 +96,8 @@ def _real_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata
         if isinstance(value, Parked) and not (value._is_param or themselves):
             piece = value._piece
             with piece.still():
+                if piece.given is None and not torch.cuda.is_current_stream_capturing():
+                    torch.cuda.synchronize(piece.device)  # it may be read still, for a pass
                 state[name] = given_of(value)
                 for model in list(piece.models):
                     model.handed[id(piece)] = piece

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +37,13 @@ def read_as(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
 def is_its_bytes(tensor: torch.Tensor) -> bool:
     """And neither their conjugates nor their negatives."""
     return not (tensor.is_conj() or tensor.is_neg())
+
+
+@contextlib.contextmanager
+def ordinary() -> Iterator[None]:
+    """What is made meanwhile outlives whatever mode it is made in."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class Region:

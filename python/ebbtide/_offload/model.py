@@ -24,6 +24,7 @@ from ebbtide._offload import hooks, layout, learned, outside, recurrent, units
 from ebbtide._offload.adopt import Weights
 from ebbtide._offload.gates import Gate, Keep
 from ebbtide._offload.learned import Patience
+from ebbtide._offload.memory import ordinary
 from ebbtide._offload.order import Sequence_
 from ebbtide._offload.parked import Parked, Piece
 from ebbtide._offload.share import Share
@@ -222,6 +223,7 @@ class Model(Way):
 
     # ---- planning --------------------------------------------------------------------------------
 
+    @ordinary()
     def plan(self) -> None:
         """Adopt what there is now, and lay it out anew."""
         tops, weights = self._tops(), self.weights
@@ -346,6 +348,9 @@ class Model(Way):
                 if self.running.depth == 1:
                     self._end()
                     self.watch()
+            if self.handed and self.slow:
+                # Who holds what state_dict() gave may write there, and waits for nothing.
+                torch.cuda.synchronize(self.torch_device)
 
     def watch(self) -> None:
         """Whether the next pass has something to be seen to, at its begin or at its end."""
@@ -373,7 +378,7 @@ class Model(Way):
         for key, piece in list(self.handed.items()):
             piece.look()
             if piece.given is None:
-                del self.handed[key]
+                self.handed.pop(key, None)
         if not self.tracking and not self.unclean:
             return
         self.station.begins(self)

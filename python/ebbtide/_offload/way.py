@@ -20,6 +20,7 @@ import torch
 from ebbtide import _attach, _core
 from ebbtide._offload import learned, units
 from ebbtide._offload.adopt import Weights
+from ebbtide._offload.memory import ordinary
 from ebbtide._offload.order import Sequence_
 from ebbtide._offload.parked import Piece
 from ebbtide._offload.station import Station
@@ -222,6 +223,7 @@ class Way:
         self._go_bare(unit)
         return True
 
+    @ordinary()
     def _go_bare(self, unit: Unit) -> None:
         """No room for it all, or it is not what it was: its weights come one by one, as they are
         used."""
