@@ -211,16 +211,17 @@ typedef enum ebb_reason {
 typedef struct ebb_device_stats {
     size_t size; /* sizeof(ebb_device_stats) */
     /* now, in bytes */
-    uint64_t total;    /* the GPU's memory */
-    uint64_t free;     /* as the driver sees it: all processes, all libraries */
-    uint64_t limit;    /* settable */
-    uint64_t headroom; /* settable */
-    uint64_t held;     /* physical memory this device holds through Ebbtide: never above limit */
-    uint64_t resident; /* of it, behind pages of VBARs */
-    uint64_t pinned;   /* of that, pinned at this moment */
-    uint64_t unused;   /* of `held`, free frames kept for re-use */
-    uint64_t poisoned; /* of `held`, lost behind pages the driver would not unmap */
-    uint64_t vbars;    /* how many */
+    uint64_t total;      /* the GPU's memory */
+    uint64_t free;       /* as the driver sees it: all processes, all libraries */
+    uint64_t limit;      /* settable */
+    uint64_t headroom;   /* settable */
+    uint64_t held;       /* physical memory this device holds through Ebbtide: never above limit */
+    uint64_t resident;   /* of it, behind pages of VBARs */
+    uint64_t pinned;     /* of that, pinned at this moment */
+    uint64_t for_graphs; /* of `resident`, held by graphs: see ebb_vbar_graphs_gone() */
+    uint64_t unused;     /* of `held`, free frames kept for re-use */
+    uint64_t poisoned;   /* of `held`, lost behind pages the driver would not unmap */
+    uint64_t vbars;      /* how many */
     /* since the device was opened */
     uint64_t hits, misses, offloaded; /* answers of fault: hit, loaded, offloaded */
     uint64_t evictions[EBB_REASONS];  /* pages given up, by reason */

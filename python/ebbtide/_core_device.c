@@ -235,6 +235,7 @@ static PyObject *device_stats(PyObject *self, PyObject *unused)
         {"held", t.held},
         {"resident", t.resident},
         {"pinned", t.pinned},
+        {"for_graphs", t.for_graphs},
         {"unused", t.unused},
         {"poisoned", t.poisoned},
         {"vbars", t.vbars},

@@ -35,6 +35,7 @@ static void add_vbars_locked(const ebb__device *device, ebb_device_stats *stats)
         stats->offloaded += vbar->offloaded;
         stats->resident += resident;
         stats->pinned += pinned;
+        stats->for_graphs += held;
         for (int k = 0; k < EBB_REASONS; k++)
             stats->evictions[k] += vbar->evictions[k];
     }

@@ -36,6 +36,7 @@ static void a_page_used_by_a_graph_is_held_until_the_graphs_are_gone(void)
         CUgraphExec exec = end(&c, s);
         CHECK_EQ(rig_page(v, 0), EBB_PAGE_RESIDENT | EBB_PAGE_HELD);
         CHECK_EQ(core_stats(v).held, LARGE);
+        CHECK_EQ(core_device_stats(&c).for_graphs, LARGE);
         core_check(&c);
 
         CHECK_EQ(ebb_vbar_destroy(v), EBB_BUSY);
@@ -52,6 +53,7 @@ static void a_page_used_by_a_graph_is_held_until_the_graphs_are_gone(void)
         MUST(c.driver.cuGraphExecDestroy(exec));
         CHECK_EQ(ebb_vbar_graphs_gone(v, s), EBB_OK);
         CHECK_EQ(rig_page(v, 0), EBB_PAGE_RESIDENT);
+        CHECK_EQ(core_device_stats(&c).for_graphs, 0);
         CHECK_EQ(ebb_vbar_prioritize(new), EBB_OK);
         CHECK_EQ(rig_touch(new, 0, 2 * LARGE, t), EBB_OK); /* waits for the launches */
         CHECK_EQ(core_stats(v).resident, 0);
