@@ -74,11 +74,7 @@ def offload(
             made.plan()
             made.leave_gpu()  # its own weights may have been what was over the limit
         if over and _set_limit(opened, size):
-            held = torch.cuda.memory_reserved(index)
-            raise ValueError(
-                f"PyTorch holds {held >> 20} MiB of GPU {index} for other tensors, which is too "
-                f"much for limit={limit!r}: free them, or raise the limit"
-            )
+            raise ValueError(_too_much(opened, index, limit))
     except BaseException:
         if size is not None:
             _set_limit(opened, before)
@@ -159,6 +155,23 @@ def _set_limit(device: Device, size: int | None) -> bool:
     return False
 
 
+def _too_much(device: Device, index: int, limit: int | str | None) -> str:
+    """What it is that a limit has no room for."""
+    stats, tensors = device.stats(), torch.cuda.memory_reserved(index)
+    held = [f"PyTorch holds {tensors >> 20} MiB of GPU {index} for other tensors"]
+    advice = "free them, or raise the limit"
+    if stats["pinned"]:
+        held.append(f"{stats['pinned'] >> 20} MiB of weights are in use")
+        advice = "let passes end, free tensors, or raise the limit"
+    if stats["for_graphs"]:
+        held.append(f"{stats['for_graphs'] >> 20} MiB of weights are kept for CUDA graphs")
+        advice = (
+            "call graphs_gone() of the models' handles when the graphs have been deleted, free "
+            "tensors, or raise the limit"
+        )
+    return f"{' and '.join(held)}, which is too much for limit={limit!r}: {advice}"
+
+
 def _refuse_twice(model: nn.Module) -> None:
     for other in [m for m in changed.models() if m.gates]:
         parts = other.parts()
@@ -191,10 +204,12 @@ def _refuse_kinds(model: nn.Module) -> None:
 
 class Offloaded:
     """The handle of an offloaded model. Call the model, not this. It does not keep the model: when
-    that is deleted, everything of it is given back."""
+    that is deleted, everything of it is given back, but what captured graphs use: see
+    graphs_gone()."""
 
     def __init__(self, model: Model) -> None:
         self._ref = weakref.ref(model)
+        self._graphs = model.graphs
 
     def _model(self) -> Model:
         found = self._ref()
@@ -234,10 +249,12 @@ class Offloaded:
         self._model().exclude(module)
 
     def graphs_gone(self) -> None:
-        """No captured graph uses its weights any more: until then, those that one uses stay."""
-        model = self._model()
-        if model.vbar is not None:
-            model.vbar.graphs_gone()
+        """No captured graph uses its weights any more: until then, those that one uses stay, also
+        when the model is deleted or restored."""
+        model = self._ref()
+        if model is not None:
+            model.graphs_gone()
+        self._graphs.gone()
 
     def restore(self, device: str | torch.device = "cpu") -> nn.Module:
         """Make it a plain model again, with its weights on `device`."""

@@ -23,6 +23,7 @@ from ebbtide import _attach, _core
 from ebbtide._offload import hooks, layout, learned, outside, recurrent, units
 from ebbtide._offload.adopt import Weights
 from ebbtide._offload.gates import Gate, Keep
+from ebbtide._offload.graphs import Graphs
 from ebbtide._offload.learned import Patience
 from ebbtide._offload.memory import ordinary
 from ebbtide._offload.order import Sequence_
@@ -109,6 +110,7 @@ class Model(Way):
         self.shown = False  # one pass has shown which those are
         self.pinned: list[str] = []
         self.vbar: VBAR | None = None
+        self.graphs = Graphs()
         self.keep = Keep((0, 0), self.station.ring_range)
         self.handed: dict[int, Piece] = {}  # whose bytes state_dict() has given to somebody
         self.rootless = False  # its modules are called without it
@@ -148,6 +150,8 @@ class Model(Way):
         with quietly:
             self.drop_loads()
             self.timing.forget()
+        with quietly:
+            self.graphs.keep(self.vbar)
         with quietly:
             self.station.departs(self)
 
@@ -298,17 +302,22 @@ class Model(Way):
             choices, bindings, self.pinned, share.fits, self.runs_stay
         )
         if not size:
-            self.vbar = None
+            self._part_with_vbar()
             return
         made = VBAR(self.station.device, size, rise=True, fine=size if size < FINE else 0)
         if self.vbar is not None:
             made.trade(self.vbar)  # a model is as important as it was
             # Somebody may go on holding what is over the old one: nobody has to make room for that.
             self.vbar.deprioritize()
-        self.vbar = made
-        self.keep = Keep((self.vbar.address, self.vbar.address + size), self.station.ring_range)
-        self.units = layout.make_units(self, choices, bindings, self.vbar, offsets)
+        self._part_with_vbar(made)
+        self.keep = Keep((made.address, made.address + size), self.station.ring_range)
+        self.units = layout.make_units(self, choices, bindings, made, offsets)
         self.settled, self.before = False, None
+
+    def _part_with_vbar(self, made: VBAR | None = None) -> None:
+        """`made`: for another one."""
+        vbar, self.vbar = self.vbar, made
+        self.graphs.keep(vbar)
 
     def _runs_should_stay(self) -> bool:
         """Whether units of many small layers, if there are any, are to stay as a whole."""
@@ -599,6 +608,11 @@ class Model(Way):
             self.weights.excluded.add(self.weights.name_of(module))
             self.dirty()
 
+    def graphs_gone(self) -> None:
+        with self.lock:  # or it might part with its VBAR meanwhile
+            if self.vbar is not None:
+                self.vbar.graphs_gone()
+
     def restore(self, device: torch.device) -> nn.Module:
         """A plain model again."""
         if device.type == "meta":
@@ -621,7 +635,7 @@ class Model(Way):
         for gate in list(self.gates):
             gate.remove()
         self.gates.clear()
-        self.vbar = None
+        self._part_with_vbar()
         self.station.departs(self)
 
     # ---- changes ---------------------------------------------------------------------------------
