@@ -145,7 +145,7 @@ class Chooses(nn.Module):
 def test_a_result_wants_a_gradient_if_the_plain_models_does(room):
     """Not if there is only somebody in its unit who does: attention, then, computes otherwise."""
     attention = nn.TransformerEncoderLayer(WIDTH, 4, WIDTH, batch_first=True)
-    model = nn.Sequential(*(Chooses() for _ in range(20)), attention).eval()
+    model = nn.Sequential(*(Chooses() for _ in range(40)), attention).eval()
     model.requires_grad_(False)
     model[3].other.requires_grad_(True)
     plain, inputs = copy.deepcopy(model).cuda(), torch.randn(2, 9, WIDTH, device="cuda")
