@@ -72,12 +72,23 @@ static int vbar_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     return -1;
 }
 
+/* The device keeps frames because weights and tensors take turns with them. Where there are no weights any more,
+   other processes may need what nobody uses. */
+static void give_to_others(ebb_device device)
+{
+    ebb_device_stats stats = {.size = sizeof stats};
+    if (ebb_device_get_stats(device, &stats) == EBB_OK && !stats.vbars)
+        ebb_device_trim(device, NULL);
+}
+
 static ebb_status vbar_destroy(vbar *v)
 {
     ebb_status status = EBB_OK;
     if (v->handle.id) {
         Py_BEGIN_ALLOW_THREADS
         status = ebb_vbar_destroy(v->handle);
+        if (status == EBB_OK)
+            give_to_others(v->device->handle);
         Py_END_ALLOW_THREADS
     }
     if (status == EBB_OK || status == EBB_GONE)

@@ -38,7 +38,8 @@ def test_a_deleted_model_leaves_nothing_behind(room):
             del model
             assert last() is None and host() is None
             stats = device.stats()
-            assert (stats["vbars"], stats["pinned"], stats["resident"]) == (0, 0, 0)
+            left = {name: stats[name] for name in ("vbars", "pinned", "resident", "unused")}
+            assert not any(left.values())  # and other processes can have it
         finally:
             gc.enable()
     assert "gone" in repr(handle)

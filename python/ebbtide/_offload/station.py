@@ -70,6 +70,8 @@ class Station:
         # The last model is gone. Its host memory may still be looked at, and keeps the mover.
         with quietly:
             self.mover.set_ring(0)
+        with quietly:
+            self.device.trim()  # the ring's memory; weights' goes with the last VBAR
 
     def runs_another(self, model: Model) -> bool:
         """Whether a pass of another model is under way."""
