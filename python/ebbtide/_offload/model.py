@@ -230,6 +230,9 @@ class Model(Way):
     @ordinary()
     def plan(self) -> None:
         """Adopt what there is now, and lay it out anew."""
+        if torch.cuda.is_current_stream_capturing():
+            # Copies from the host would be a part of the graph, which may outlive the model.
+            raise _core.Busy("the model is not as it was: run it once before it is captured")
         tops, weights = self._tops(), self.weights
         self.by_hand()
         self.unclean = True  # until all of this has been done

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ebbtide import _core
 from ebbtide._offload.given import Given
 from ebbtide._offload.memory import extent, flat, is_its_bytes, read_as, regions
 
@@ -31,6 +32,11 @@ aten = torch.ops.aten
 NO_ADDRESS = (
     "this weight is offloaded and has no address of its own between uses: use it through its "
     "module, or take a copy (.clone())"
+)
+
+IN_A_GRAPH = (
+    "this weight is offloaded and not in use: a CUDA graph would copy it from the host for ever. "
+    "Run the model once before it is captured; exclude() what is read without its module's call"
 )
 
 KEEPS_SIZE = "an offloaded weight keeps its size: assign a new parameter"
@@ -394,6 +400,8 @@ class _Loaded:
 
     def __init__(self, tensors: Iterable[Parked]) -> None:
         parked = {id(t): t for t in tensors}
+        if parked and torch.cuda.is_current_stream_capturing():
+            raise _core.Busy(IN_A_GRAPH)
         for t in parked.values():
             t._piece.look()
             for model in list(t._piece.models):
