@@ -537,8 +537,11 @@ def test_the_handle_and_the_model_are_not_pickled(free_room):
     model = layers(2)
     handle = free_room.offload(model)
     for what in (model, model[0], handle):
-        with pytest.raises(TypeError, match=r"pickle"):
+        with pytest.raises(TypeError, match=r"cannot be pickled: save its state_dict\(\)"):
             pickle.dumps(what)
+    # A copy of what has a handle is none of its business.
+    for made in (copy.copy(handle), copy.deepcopy({"model": handle})["model"]):
+        assert made.stats() == handle.stats()
 
 
 def test_weights_of_a_tensor_subclass_stay_and_there_is_one_warning(free_room):

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 _compiler = None if _unseen.by_strategy else _unseen.frames.set_eval_frame
 
 
+def not_pickled(_: Any, protocol: Any) -> NoReturn:
+    """What an offloaded model consists of, its handle too, says so."""
+    raise TypeError(
+        "an offloaded model and its handle cannot be pickled: save its state_dict(), or "
+        ".restore() it first"
+    )
+
+
 class Gate(_core.Gate):
     """Stands for a module's forward()."""
 
@@ -96,10 +104,7 @@ class Gate(_core.Gate):
         copied = memo.get(id(self._module()))
         return None if copied is None else Forward(copied)
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
-            "an offloaded model cannot be pickled: save its state_dict(), or .restore() it first"
-        )
+    __reduce_ex__ = not_pickled
 
     # ---- the call, where it is not the plain case ----
 

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from ebbtide import _attach, _core
 from ebbtide._offload import changed
+from ebbtide._offload.gates import not_pickled
 from ebbtide._offload.model import Model
 from ebbtide._offload.parked import Parked
 from ebbtide.sizes import parse
@@ -216,6 +217,14 @@ class Offloaded:
         if found is None or not found.gates:
             raise _core.Gone("the model was deleted, or restored")
         return found
+
+    __reduce_ex__ = not_pickled
+
+    def __copy__(self) -> Offloaded:
+        return self
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Offloaded:
+        return self
 
     def __repr__(self) -> str:
         try:
