@@ -128,7 +128,8 @@ def attach(
     left free for others; `devices` the GPUs (all, if none are given).
     """
     global _attached
-    sizes = [None if size is None else parse(size) for size in (limit, headroom)]
+    given = {"limit": limit, "headroom": headroom}
+    sizes = [None if size is None else parse(size, name) for name, size in given.items()]
     mask = ALL
     if devices is not None:
         mask = 0

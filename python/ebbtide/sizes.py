@@ -18,14 +18,15 @@ UNITS = {
 }
 
 
-def parse(size: int | str) -> int:
-    """Bytes of "8GiB", "512 MiB", "1.5GB" or a number. ValueError for anything else."""
-    if isinstance(size, int) and not isinstance(size, bool):
-        if size < 0:
-            raise ValueError(f"a size cannot be {size}")
-        return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
+def parse(size: int | str, name: str = "") -> int:
+    """Bytes of "8GiB", "512 MiB", "1.5GB" or a number. ValueError for anything else, which says
+    what argument it was, if that has a `name`."""
+    part = isinstance(size, float) and not size.is_integer()  # of a byte
+    match = None if part else re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
     unit = UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise ValueError(f"{size!r} is not a size: write 8GiB, 512MiB or a number of bytes")
+        said = f"{name}={size!r}" if name else repr(size)
+        raise ValueError(f"{said} is not a size: write 8GiB, 512MiB or a number of bytes")
+    if isinstance(size, int):
+        return size
     return int(float(match[1]) * unit)

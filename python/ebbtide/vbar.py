@@ -67,11 +67,12 @@ class Device(_core.Device):
         if self.index is not None:
             raise TypeError("a Device is opened once")
         self._card: Card | None = None
-        sizes = [None if size is None else parse(size) for size in (limit, headroom)]
+        given = {"limit": limit, "headroom": headroom}
+        sizes = [None if size is None else parse(size, name) for name, size in given.items()]
         if index == "sim":
             from ebbtide import sim
 
-            self._card = _card_of(parse("8GiB" if memory is None else memory))
+            self._card = _card_of(parse("8GiB" if memory is None else memory, "memory"))
             super().__init__(self._card.ordinal, *sizes, sim.library(), True)
             return
         if isinstance(index, str):
@@ -115,7 +116,7 @@ class Device(_core.Device):
 
     @limit.setter
     def limit(self, size: int | str) -> None:
-        _core.Device.limit.__set__(self, parse(size))
+        _core.Device.limit.__set__(self, parse(size, "limit"))
 
     @property
     def headroom(self) -> int:
@@ -124,7 +125,7 @@ class Device(_core.Device):
 
     @headroom.setter
     def headroom(self, size: int | str) -> None:
-        _core.Device.headroom.__set__(self, parse(size))
+        _core.Device.headroom.__set__(self, parse(size, "headroom"))
 
     # ---- called by the extension ----
 

@@ -137,6 +137,7 @@ def test_sizes_are_written_as_people_write_them(device, load_all):
 
 
 NONSENSE = ["eight", "", "-1MiB", "1 parsec", "0x10", None, -1, True, object(), [], b"1MiB", "1e9"]
+NONSENSE += [1.5, -1.0, float("inf"), float("nan")]
 
 
 @pytest.mark.parametrize("size", NONSENSE, ids=repr)
@@ -146,18 +147,18 @@ def test_a_size_that_is_none_is_refused(device, vbar, size):
         lambda: ebbtide.VBAR(device, size),
         lambda: vbar.alloc(size),
         lambda: vbar.free_memory(size),
-        lambda: setattr(device, "limit", size),
-        lambda: setattr(device, "headroom", size),
         lambda: setattr(vbar, "watermark", size),
         lambda: setattr(vbar, "watermark_limit", size),
     ):
         with refused:
             call()
+    for name in ("limit", "headroom"):
+        with pytest.raises(ValueError, match=f"^{name}=.* is not a size"):
+            setattr(device, name, size)
     if size is not None:
-        with refused:
-            ebbtide.Device("sim", limit=size)
-        with refused:
-            ebbtide.Device("sim", memory=size)
+        for name in ("limit", "headroom", "memory"):
+            with pytest.raises(ValueError, match=f"^{name}=.* is not a size"):
+                ebbtide.Device("sim", **{name: size})
     assert (device.limit, vbar.stats()["allocated"]) == (128 * MIB, 0)
 
 

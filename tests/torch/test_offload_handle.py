@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import re
 import warnings
 
 import pytest
@@ -141,18 +142,35 @@ def test_what_offload_refuses(free_room):
         with pytest.raises(TypeError, match="prefetch"):
             ebbtide.offload(layers(1), prefetch=prefetch)
     for device in (7, "cuda:7", -1):
-        with pytest.raises(ValueError, match="there is no GPU"):
+        with pytest.raises(ValueError, match=f"^device={device!r}: there is no GPU"):
             ebbtide.offload(layers(1), device)
-    with pytest.raises(ValueError, match="no device"):
-        ebbtide.offload(layers(1), "gpu")
+    for device in ("gpu", "xpu"):
+        with pytest.raises(ValueError, match=f"^device='{device}' is no device of PyTorch's here"):
+            ebbtide.offload(layers(1), device)
     for device in (None, 1.0, True):
-        with pytest.raises(TypeError, match="device"):
+        with pytest.raises(TypeError, match=f"^device={device!r} is neither"):
             ebbtide.offload(layers(1), device)
     with pytest.raises(TypeError, match="order"):
         ebbtide.offload(layers(1), order="0")
-    for limit in (0, 8, 0.8, 2**70):
-        with pytest.raises(ValueError, match="limit"):
+    for limit in (0, 8, 8.0, 2**70):
+        with pytest.raises(ValueError, match=f"^limit={limit!r} is .* bytes of VRAM"):
             ebbtide.offload(layers(1), limit=limit)
+    for size in (
+        -1,
+        -1.0,
+        1.5,
+        8e9 + 0.5,
+        float("inf"),
+        float("nan"),
+        True,
+        [],
+        "abc",
+        "1.5.2",
+        "",
+    ):
+        for name in ("limit", "host"):
+            with pytest.raises(ValueError, match=rf"^{name}={re.escape(repr(size))} is not a size"):
+                ebbtide.offload(layers(1), **{name: size})
     for meant in (8 << 30, "8GiB"):
         with pytest.raises(ValueError, match="write limit="):
             ebbtide.offload(layers(1), meant)
@@ -173,12 +191,25 @@ def test_what_offload_refuses(free_room):
         ebbtide.offload(relu)
     with pytest.raises(ValueError, match="lazy"):
         ebbtide.offload(nn.Sequential(nn.LazyLinear(4)))
-    with pytest.raises(ValueError, match="meta"):
-        handle.restore("meta")
-    with pytest.raises(ValueError, match="cpu"):
-        ebbtide.offload(layers(1), "cpu")
-    with pytest.raises(ValueError, match=r"much"):
-        ebbtide.offload(layers(1), limit="much")
+    for device in ("cpu", "meta"):
+        with pytest.raises(ValueError, match=f"^device='{device}'.* must be a CUDA device"):
+            ebbtide.offload(layers(1), device)
+
+
+@pytest.mark.parametrize("device", ["cuda:5", 5, -1, "abc", "xpu", "meta", None, 1.5, True])
+def test_a_restore_to_no_device_says_so_and_does_nothing(either_room, device):
+    model = layers()
+    inputs, plain = x(), copy.deepcopy(model).cuda()
+    handle = either_room.offload(model)
+    with torch.no_grad():
+        for passes in (0, 3):
+            for _ in range(passes):
+                assert torch.equal(model(inputs), plain(inputs))
+            with pytest.raises((TypeError, ValueError), match=f"device={device!r}|meta device"):
+                handle.restore(device)
+            assert torch.equal(model(inputs), plain(inputs))
+    assert handle.restore() is model and is_plain(model)
+    assert torch.equal(model(inputs.cpu()), plain.cpu()(inputs.cpu()))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -191,6 +191,39 @@ def test_what_is_added_and_planned_in_inference_mode_is_no_inference_tensor(room
         torch.nn.init.ones_(p)
 
 
+def jacobian(model, inputs):
+    return torch.func.jvp(model, (inputs,), (torch.ones_like(inputs),))
+
+
+OTHERS = {
+    "func.grad": lambda m, h: torch.func.grad(lambda h: m(h).sum())(h),
+    "of weights": lambda m, h: torch.func.grad(
+        lambda p: torch.func.functional_call(m, p, (h,)).sum()
+    )(dict(m.named_parameters())),
+    "func.jacrev": lambda m, h: torch.func.jacrev(m)(h),
+    "func.jvp": jacobian,
+}
+
+
+@pytest.mark.parametrize("how", OTHERS)
+def test_other_ways_to_a_gradient_raise_and_the_model_goes_on(either_room, how):
+    model, inputs = layers(8), x()
+    plain = copy.deepcopy(model).cuda()
+    either_room.offload(model, 4 * MIB, prefetch=2)
+    for _ in range(2):
+        with torch.no_grad():
+            for _ in range(20):
+                assert torch.equal(model(inputs), plain(inputs))
+        with pytest.raises(RuntimeError):  # PyTorch's own words
+            OTHERS[how](model, inputs)
+        assert at_rest(model)
+        assert all(p.grad is None for p in model.parameters())
+    with torch.no_grad():
+        assert torch.equal(model(inputs), plain(inputs))
+        # Nothing is kept for this one, where no gradient is wanted.
+        assert all(map(torch.equal, jacobian(model, inputs), jacobian(plain, inputs)))
+
+
 def test_inference_mode(room):
     model = layers(6)
     inputs = x()

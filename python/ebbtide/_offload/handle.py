@@ -58,7 +58,7 @@ def offload(
         )
     index = _index_of(device)
     size = _limit_of(limit)
-    pinned = None if host is None else parse(host)
+    pinned = None if host is None else parse(host, "host")
     names = _order_of(order, model)
     _refuse_twice(model)
     _refuse_kinds(model)
@@ -92,24 +92,33 @@ def offload(
 
 def _index_of(device: int | str | torch.device) -> int:
     """The GPU's number."""
-    count = torch.cuda.device_count()
+    target = _device_of(device)
+    if target.type != "cuda":
+        raise ValueError(
+            f"device={device!r}: weights are brought to a GPU, so it must be a CUDA device"
+        )
+    return torch.cuda.current_device() if target.index is None else target.index
+
+
+def _device_of(device: int | str | torch.device) -> torch.device:
+    """One that there is."""
     if isinstance(device, bool) or not isinstance(device, int | str | torch.device):
-        raise TypeError(f"device is a GPU's number or name, not {device!r}")
-    if isinstance(device, int):
-        index: int | None = device
-    else:
-        try:
-            target = torch.device(device)
-        except RuntimeError:
-            raise ValueError(f"{device!r} is no device of PyTorch's{_or_limit(device)}") from None
-        if target.type != "cuda":
-            raise ValueError(f"a model is offloaded from a GPU, not from {target}")
-        index = target.index
-    if index is None:
-        return torch.cuda.current_device()
-    if not 0 <= index < count:
-        raise ValueError(f"there is no GPU {index}: PyTorch shows {count}{_or_limit(device)}")
-    return index
+        raise TypeError(f"device={device!r} is neither a GPU's number nor a device's name")
+    try:
+        target = None if isinstance(device, int) else torch.device(device)
+        if target is not None and target.type != "cuda":
+            torch.empty(0, device=target)  # PyTorch has names for more than it can use
+            return target
+    except (AssertionError, ImportError, RuntimeError):
+        raise ValueError(
+            f"device={device!r} is no device of PyTorch's here{_or_limit(device)}"
+        ) from None
+    index, count = device if target is None else target.index, torch.cuda.device_count()
+    if index is not None and not 0 <= index < count:
+        raise ValueError(
+            f"device={device!r}: there is no GPU {index}, PyTorch shows {count}{_or_limit(device)}"
+        )
+    return torch.device("cuda", index) if target is None else target
 
 
 def _or_limit(device: Any) -> str:
@@ -123,7 +132,7 @@ def _or_limit(device: Any) -> str:
 def _limit_of(limit: int | str | None) -> int | None:
     if limit is None:
         return None
-    size = parse(limit)
+    size = parse(limit, "limit")
     if not LEAST <= size < 1 << 63:
         raise ValueError(
             f"limit={limit!r} is {size} bytes of VRAM, which no model can use: write '8GiB', or "
@@ -267,7 +276,7 @@ class Offloaded:
 
     def restore(self, device: str | torch.device = "cpu") -> nn.Module:
         """Make it a plain model again, with its weights on `device`."""
-        return self._model().restore(torch.device(device))
+        return self._model().restore(_device_of(device))
 
 
 def is_parked(tensor: Any) -> bool:
