@@ -28,6 +28,7 @@ else:
     os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
 
 import torch  # noqa: E402
+from offloaded import SETTLING, Seen  # noqa: E402
 
 import ebbtide  # noqa: E402
 
@@ -114,22 +115,28 @@ class Room:
         with self.device() as device:
             return device.stats()["held"]
 
-    def same(self, model, *inputs, passes=4, more=0, call=None, **options):
+    def same(self, model, *inputs, passes=4, more=0, call=None, no_course="", **options):
         """Offload it. It gives what the plain model gives on the GPU, pass by pass, and ends with
-        the same weights and buffers. Its handle."""
+        the same weights and buffers. If it streams, there are so many passes that some go by a
+        course, unless `no_course` says why none does. Its handle."""
         call = call or (lambda m, *x: m(*x))
         plain = copy.deepcopy(model).cuda()
         inputs = [x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs]
+        settling = 0 if self.how == "all" else SETTLING
         with torch.no_grad():
-            expected = [flat(call(plain, *inputs)) for _ in range(passes)]
+            expected = [flat(call(plain, *inputs)) for _ in range(passes + settling)]
             state = {name: t.cpu() for name, t in plain.state_dict().items()}
             del plain
-            handle = self.offload(model, more, **options)
-            for each in expected:
+            handle, seen = self.offload(model, more, **options), None
+            for i, each in enumerate(expected):
+                seen = Seen(model) if i == passes else seen
                 got = flat(call(model, *inputs))
                 assert len(got) == len(each)
                 assert all(torch.equal(a, b) for a, b in zip(got, each, strict=True))
                 assert self.held() <= self.limit
+                if seen is not None:
+                    seen.look()
+        assert seen is None or seen.is_right(no_course, SIMULATED and self.how == "little")
         now = model.state_dict()
         assert list(now) == list(state)
         assert [name for name in now if not torch.equal(now[name].cpu(), state[name])] == []

@@ -9,12 +9,16 @@ import sys
 
 import pytest
 import torch
+from offloaded import settles
+from torch import nn
 
 import ebbtide
+from ebbtide._offload.model import TRIES
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 MIB = 1 << 20
+SIMULATED = not os.environ.get("EBBTIDE_TEST_GPU")
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +75,9 @@ def test_a_language_model_generates_the_same_words(room, build):
     handle = room.offload(model)
     for _ in range(2):
         assert torch.equal(generate(model), expected)
+    if room.how != "all":
+        shared = "" if build is llama else "units share weights"
+        assert settles(model, lambda: torch.equal(generate(model), expected), shared)
     with torch.no_grad():
         assert torch.equal(model(words).logits, logits)
     assert handle.stats()["units"] > 4
@@ -90,7 +97,14 @@ def test_a_bias_that_a_head_shares_with_its_decoder(room):
     )
     model = transformers.BertForMaskedLM(config).eval()
     words = torch.randint(3, 200, (2, 9)).cuda()
-    handle = room.same(model, words, passes=6, more=24 * MIB, call=lambda m, w: m(w).logits)
+    handle = room.same(
+        model,
+        words,
+        passes=6,
+        more=24 * MIB,
+        call=lambda m, w: m(w).logits,
+        no_course="units share weights",
+    )
     head = model.cls.predictions
     assert head.bias is head.decoder.bias and head.bias.is_cuda
     assert handle.stats()["one_by_one"] == handle.stats()["read_outside"] == 0
@@ -128,6 +142,33 @@ def test_a_resnet_in_training_keeps_its_statistics(free_room):
     torchvision = pytest.importorskip("torchvision")
     model = torchvision.models.resnet18(num_classes=10).train()
     free_room.same(model, torch.randn(2, 3, 32, 32), passes=3)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(512), nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, h):
+        return h + self.down(torch.relu(self.up(self.norm(h))))
+
+
+@pytest.mark.skipif(SIMULATED, reason="what torch.compile() makes by itself needs a GPU")
+@torch.no_grad()
+def test_a_model_compiled_for_the_gpu_gives_the_same(either_room):
+    model, inputs = nn.Sequential(*(Block() for _ in range(8))), torch.randn(3, 512, device="cuda")
+    plain = copy.deepcopy(model).cuda()
+    try:
+        compiled = torch.compile(plain)
+        expected = [compiled(inputs) for _ in range(3)][-1]
+        handle = either_room.offload(model, 4 * MIB)
+        compiled = torch.compile(model)
+        for _ in range(4 * TRIES):
+            assert torch.equal(compiled(inputs), expected)
+        assert torch.equal(model(inputs), plain(inputs))
+    finally:
+        torch._dynamo.reset()
+    assert (handle.stats()["streamed"] > 0) == (either_room.how == "little")
 
 
 COMPILED = """

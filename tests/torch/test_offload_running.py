@@ -239,6 +239,26 @@ def test_inference_mode(room):
     assert torch.equal(model(inputs).detach(), expected)
 
 
+MODES = {
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cuda", torch.bfloat16),
+    "grad": torch.enable_grad,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_many_passes_give_the_same_in_every_mode(room, mode):
+    def call(model, h):
+        with MODES[mode]():
+            return model(h)
+
+    seen = "Python sees to what autograd keeps" if mode == "grad" else ""
+    part = nn.TransformerEncoderLayer(WIDTH, 4, 1024, dropout=0.0, batch_first=True)
+    room.same(
+        nn.Sequential(*layers(6), part, *layers(6)), x(), more=8 * MIB, call=call, no_course=seen
+    )
+
+
 # ---- limits -------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from offloaded import WIDTH, Pair, around, is_plain, square, x
+from offloaded import MIB, WIDTH, Pair, around, is_plain, square, x
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -199,7 +199,7 @@ def test_a_weight_of_a_span_that_overlaps_another_goes_on_to_do_so(room, how):
     if how == "own":
         head.more = other = nn.Parameter(one.detach()[1:])
         head.decoder.bias = None
-    pair = Pair(room, model)
+    pair = Pair(room, model, no_course="there are weights beside units")
     assert head.bias is one and is_parked(one) and is_parked(other)
     for again in (False, True):
         if again:
@@ -288,7 +288,7 @@ def test_small_weights_that_are_rows_of_a_large_one(room):
     large = model[4][0].weight
     model[1][0].bias = nn.Parameter(large.detach()[3])
     model[0][0].bias = nn.Parameter(large.detach()[:, 3])
-    pair = Pair(room, model)
+    pair = Pair(room, model, no_course="units share weights")
     with torch.no_grad():
         model[4][0].weight.mul_(2)
     assert torch.equal(model[1][0].bias, large[3]) and torch.equal(model[0][0].bias, large[:, 3])
@@ -335,7 +335,7 @@ def test_weights_that_overlap_as_other_numbers(free_room, kind, pinned):
     flat = flat.pin_memory() if pinned else flat
     model = around(Two(*overlapping(kind, flat)))
     free_room.how = "half"
-    pair = Pair(free_room, model)
+    pair = Pair(free_room, model, more=30 * MIB)
     for name, by in (("one", 2), ("other", 0)) if kind not in ("expanded", "strided") else ():
         with torch.no_grad():
             getattr(model[2], name).mul_(by)
@@ -358,7 +358,7 @@ def test_slices_of_a_mapped_file_that_are_written(room, how, tmp_path):
     model = around(square())
     for i, at in ((0, 0), (1, size), (4, size + size // 2)):
         model[i][0].weight = nn.Parameter(mapped[at : at + size].view(WIDTH, WIDTH))
-    pair = Pair(room, model)
+    pair = Pair(room, model, no_course="units share weights")
     for i in (0, 1, 4):
         with torch.no_grad():
             model[i][0].weight.mul_(2)

@@ -8,7 +8,7 @@ import os
 
 import pytest
 import torch
-from offloaded import WIDTH, Complex, Pair, around, equal, layers, x
+from offloaded import MIB, WIDTH, Complex, Pair, around, equal, layers, x
 from torch import nn
 
 SIMULATED = not os.environ.get("EBBTIDE_TEST_GPU")
@@ -188,7 +188,7 @@ def same_halves(pair):
 
 @torch.no_grad()
 def test_an_operator_that_writes_two_weights_of_one_memory(either_room):
-    pair = Pair(either_room, around(Halves()))
+    pair = Pair(either_room, around(Halves()), more=24 * MIB)
     for model in pair.both():
         torch._foreach_add_(halves(model), 1)
     assert same_halves(pair)

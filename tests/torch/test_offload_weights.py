@@ -88,7 +88,7 @@ class Tied(nn.Module):
 
 @torch.no_grad()
 def test_tied_weights_are_exchanged_together_and_those_of_the_same_memory_are_not(either_room):
-    pair = Pair(either_room, around(Tied()))
+    pair = Pair(either_room, around(Tied()), no_course="units share weights")
     values = torch.randn(WIDTH, WIDTH, device="cuda") / 20
     for model in pair.both():
         a, b, c, _ = (part.weight for part in model[2].parts)
@@ -195,7 +195,7 @@ def swaps():
 
 @torch.no_grad()
 def test_another_dtype_where_parameters_are_swapped(room, swaps):
-    pair = Pair(room, layers(6))
+    pair = Pair(room, layers(6), more=24 * MIB)
     for dtype in (torch.float16, torch.float64, torch.float32):
         for model in pair.both():
             model.to(dtype)
@@ -206,7 +206,7 @@ def test_another_dtype_where_parameters_are_swapped(room, swaps):
 @pytest.mark.parametrize("assign", [False, True])
 @torch.no_grad()
 def test_loading_a_state_dict_where_parameters_are_swapped(either_room, swaps, assign):
-    pair = Pair(either_room, layers(4))
+    pair = Pair(either_room, layers(4), more=12 * MIB)
     state = {name: torch.randn_like(t) / 20 for name, t in pair.plain.state_dict().items()}
     for model in pair.both():
         model.load_state_dict({n: t.clone() for n, t in state.items()}, assign=assign)
