@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from offloaded import MIB, WIDTH, layers
+from offloaded import MIB, WIDTH, layers, room_for
 from torch import nn
 from torch.nn import functional as F
 
@@ -117,7 +117,7 @@ def test_batch_norm_in_training_keeps_its_statistics(room):
         nn.Sequential(nn.Conv2d(64, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU())
         for _ in range(24)
     ]
-    room.same(nn.Sequential(*parts).train(), torch.randn(1, 64, 8, 8), more=2 * MIB)
+    room.same(nn.Sequential(*parts).train(), torch.randn(1, 64, 8, 8), more=room_for(2, 20))
 
 
 class Odd(nn.Module):
@@ -214,7 +214,7 @@ def test_a_root_that_reads_weights_of_children_that_it_does_not_call(room):
 
 def test_a_parent_that_reads_weights_of_children_that_it_does_not_call(room):
     model = nn.Sequential(layers(8), Reads(), layers(8))
-    room.same(model, x(), passes=5, more=16 * MIB)
+    room.same(model, x(), passes=5, more=room_for(16, 24))
     assert not model.forward.model.touched  # by now it is known who reads what
 
 
@@ -251,7 +251,7 @@ def test_recurrent_layers(room, kind):
     room.same(
         model,
         torch.randn(1, 2, WIDTH),
-        more=10 * MIB if SIMULATED else 128 * MIB,
+        more=room_for(10, 128),
     )
 
 
@@ -262,7 +262,7 @@ def test_parametrizations(room, how):
     with torch.no_grad():
         wrap(model[1][0])
         wrap(model[3][0])
-    room.same(model.eval(), x(), passes=3, more=2 * MIB)
+    room.same(model.eval(), x(), passes=3, more=room_for(2, 24))
 
 
 def test_an_old_weight_norm(room):

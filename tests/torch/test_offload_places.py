@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 import torch
-from offloaded import MIB, WIDTH, Pair, around, square, x
+from offloaded import MIB, WIDTH, Pair, around, room_for, square, x
 from torch import nn
 from torch.func import functional_call, stack_module_state
 from torch.nn import functional as F
@@ -72,7 +72,7 @@ def test_a_dict_gives_real_tensors_inside_and_parked_ones_outside(room):
             return h
 
     model = around(Reads())
-    room.same(model, x(), passes=6, more=2 * MIB)
+    room.same(model, x(), passes=6, more=room_for(2, 8))
     places = model[2].down._parameters
     assert all(value is places["weight"] for value in every_way(places, "weight"))
     assert is_parked(places["weight"]) and list(reversed(places)) == ["bias", "weight"]
@@ -122,7 +122,7 @@ def test_a_forward_that_is_a_generator(room):
                 h = h + self.last(each)
             return h
 
-    room.same(around(Takes()), x(), passes=6, more=2 * MIB)
+    room.same(around(Takes()), x(), passes=6, more=room_for(2, 8))
 
 
 def test_an_ensemble_of_its_own_layers(room):
@@ -139,7 +139,7 @@ def test_an_ensemble_of_its_own_layers(room):
             )
             return each(*state, h).sum(0) + parameters_to_vector(self.parts[1].parameters())[:WIDTH]
 
-    room.same(around(Ensemble(), 14), x(), more=24 * MIB)
+    room.same(around(Ensemble(), 14), x(), more=room_for(24, 60))
 
 
 # ---- writing ------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ STEADY = {buffer_of_a_weight: "", copied: "", told_again: ""}  # in each pass al
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_pass_does_to_its_own_weights(room, way):
     model = around(Part(way))
-    more = 30 * MIB if way is more_of_them else 2 * MIB
+    more = 30 * MIB if way is more_of_them else room_for(2, 30)
     room.same(model, x(), passes=5, more=more, no_course=STEADY.get(way, "weights are others"))
     with torch.no_grad():
         model(x())
@@ -254,7 +254,9 @@ def test_a_weight_that_is_tied_in_forward_is_tied(room):
             return self.up(self.one(h) + self.other(h))
 
     model = around(Ties())
-    room.same(model, x(), passes=5, more=2 * MIB, no_course="a weight is another one in each pass")
+    room.same(
+        model, x(), passes=5, more=room_for(2, 8), no_course="a weight is another one in each pass"
+    )
     assert model[2].other.weight is model[2].one.weight and parked_again(model)
     outside = nn.Linear(1, 1)
     model[2].one.register_forward_hook(lambda one, *_: setattr(outside, "weight", one.weight))
@@ -281,7 +283,7 @@ class Forgets(nn.Module):
 
 
 def test_a_weight_that_is_deleted_in_forward(room):
-    room.same(around(Forgets()), x(), passes=5, more=2 * MIB)
+    room.same(around(Forgets()), x(), passes=5, more=room_for(2, 8))
 
 
 def test_weights_that_are_pruned(room):
@@ -318,7 +320,7 @@ def test_lists_and_dicts_of_parameters(room):
 
 
 def test_threads_that_change_a_model_and_that_run_it(room):
-    pair = Pair(room, around(square()), more=4 * MIB)
+    pair = Pair(room, around(square()), more=room_for(4, 60))
     with torch.no_grad():
         expected = pair.plain(pair.inputs)
     torch.cuda.synchronize()
@@ -396,7 +398,7 @@ def nested():
     "build", [Adds, lambda: around(Adds()), nested], ids=["", "inside", "nested"]
 )
 def test_a_result_that_is_part_of_a_weight_stays_what_it_is(room, build):
-    room.same(build(), x(), passes=5, more=2 * MIB)
+    room.same(build(), x(), passes=5, more=room_for(2, 8))
 
 
 def test_a_result_that_is_part_of_a_weight_has_its_strides(free_room):
@@ -439,7 +441,7 @@ def test_results_inside_of_a_run_of_small_layers(room, told):
     for i in reversed(range(4)):
         order.insert(30 * i + 12, f"rows.{i}")
     model = Many()
-    room.same(model, x(), passes=6, more=2 * MIB, order=order if told else None)
+    room.same(model, x(), passes=6, more=room_for(2, 8), order=order if told else None)
     # Of a run of many, only its ends and these have a gate.
     gates = [n for n, m in model.named_modules() if "forward" in m.__dict__]
     assert len([n for n in gates if n.startswith("rows")]) >= 2
