@@ -420,7 +420,7 @@ static PyObject *unit_forget(PyObject *self, PyObject *which)
     u->pieces[index].signature = 0;
     for (size_t i = 0; i < u->run_count; i++)
         u->runs[i].signature = 0;
-    u->outdated = u->depth > 0;
+    u->outdated = (char)(u->depth > 0);
     Py_RETURN_NONE;
 }
 

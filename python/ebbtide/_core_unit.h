@@ -36,10 +36,10 @@ struct unit {
     unsigned depth;       /* times entered and not left */
     guest *guests;        /* by whom, as many */
     size_t guest_room;
-    char
-        closes; /* between the calls of its members nothing real is found: who looks is none of them */
-    char
-        outdated; /* a piece's contents have changed since somebody came in, who goes on with what it was */
+    /* Between the calls of its members nothing real is found: who looks is none of them. */
+    char closes;
+    /* A piece's contents have changed since somebody came in, who goes on with what it was. */
+    char outdated;
     bool whole; /* entered with all of it resident: its runs are pinned */
     int stale;  /* its places or weights are not what they were: it is not entered any more */
     /* The tensor that the VBAR's own are views of, or NULL: its version tells who writes. */
