@@ -74,11 +74,11 @@ static int vbar_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 
 /* The device keeps frames because weights and tensors take turns with them. Where there are no weights any more,
    other processes may need what nobody uses. */
-static void give_to_others(ebb_device device)
+static void give_to_others(ebb_device whose)
 {
     ebb_device_stats stats = {.size = sizeof stats};
-    if (ebb_device_get_stats(device, &stats) == EBB_OK && !stats.vbars)
-        ebb_device_trim(device, NULL);
+    if (ebb_device_get_stats(whose, &stats) == EBB_OK && !stats.vbars)
+        ebb_device_trim(whose, NULL);
 }
 
 static ebb_status vbar_destroy(vbar *v)
