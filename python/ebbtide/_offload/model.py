@@ -356,11 +356,12 @@ class Model(Way):
         try:
             self._leave_run()
         finally:
+            late = self.handed and (self.slow or self.touched)
             with self.lock:
                 if self.running.depth == 1:
                     self._end()
                     self.watch()
-            if self.handed and self.slow:
+            if late and not torch.cuda.is_current_stream_capturing():
                 # Who holds what state_dict() gave may write there, and waits for nothing.
                 torch.cuda.synchronize(self.torch_device)
 
