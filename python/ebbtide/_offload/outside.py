@@ -80,7 +80,8 @@ class Readers:
 
     def has_read(self, unit: Unit) -> bool:
         """Whether somebody has read weights of a run, between calls of its members."""
-        return any(f"{r}.".startswith(f"{n}.") for n in unit.names for r in self._read)
+        read = self._read
+        return bool(read) and any(f"{r}.".startswith(f"{n}.") for n in unit.names for r in read)
 
     def nobody(self) -> None:
         """A pass in which there were none."""
