@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import random
+import signal
 import threading
 
 import pytest
@@ -392,9 +393,14 @@ class Struck(TorchFunctionMode):
 def test_ctrl_c_is_told_while_somebody_sees_what_pytorch_is_asked_for(free_room, small_units, what):
     pair = Course(free_room)
     mode = Struck(what, lambda: pair.course.running)
-    with pytest.raises(KeyboardInterrupt), torch.no_grad(), mode:
-        for _ in range(2 * TRIES):
-            pair.model(pair.inputs)
+    # Whoever is started in the background is told to ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), torch.no_grad(), mode:
+            for _ in range(2 * TRIES):
+                pair.model(pair.inputs)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert mode.struck
     assert pair.same() and pair.settles()
 

@@ -201,7 +201,7 @@ OTHERS = {
         lambda p: torch.func.functional_call(m, p, (h,)).sum()
     )(dict(m.named_parameters())),
     "func.jacrev": lambda m, h: torch.func.jacrev(m)(h),
-    "func.jvp": jacobian,
+    "through func.jvp": lambda m, h: jacobian(m, h)[1].sum().backward(),
 }
 
 
@@ -218,10 +218,10 @@ def test_other_ways_to_a_gradient_raise_and_the_model_goes_on(either_room, how):
             OTHERS[how](model, inputs)
         assert at_rest(model)
         assert all(p.grad is None for p in model.parameters())
-    with torch.no_grad():
-        assert torch.equal(model(inputs), plain(inputs))
-        # Nothing is kept for this one, where no gradient is wanted.
-        assert all(map(torch.equal, jacobian(model, inputs), jacobian(plain, inputs)))
+    # Nothing has to be kept for this one, which is computed on the way.
+    for wanted in (False, True):
+        with torch.set_grad_enabled(wanted):
+            assert all(map(torch.equal, jacobian(model, inputs), jacobian(plain, inputs)))
 
 
 def test_inference_mode(room):
