@@ -471,7 +471,7 @@ static PyMethodDef unit_methods[] = {
      "enter_again($self, /)\n--\n\nOnce more, where somebody is in: whether that is so, and its "
      "weights are what they were."},
     {"step", unit_step_, METH_O,
-     "step($self, in, /)\n--\n\nThis thread goes into a member of the run, or comes out: whether "
+     "step($self, into, /)\n--\n\nThis thread goes into a member of the run, or comes out: whether "
      "it is in the run."},
     {"covers", unit_covers_, METH_O,
      "covers($self, address, /)\n--\n\nWhether it is in use for the unit, which is entered."},

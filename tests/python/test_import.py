@@ -102,7 +102,8 @@ def test_the_stub_has_their_members(kind):
 def test_what_cannot_be_set_is_a_property_in_the_stub(kind):
     settable = {
         _core.Device: {"limit", "headroom", "_stream_at", "_stream_of"},
-        _core.Unit: {"stale", "settled", "small", "base", "version", "load", "views", "tensors"},
+        _core.Unit: {"stale", "closes", "settled", "small", "base", "version"}
+        | {"load", "views", "tensors"},
         _core.Pass: {"run", "watched", "course"},
         _core.Gate: {"name", "unit", "slow", "root", "run", "enters", "leaves", "compiled"},
     }
